@@ -83,6 +83,13 @@ struct Home {
     key: Key<Drive>,
 }
 
+/// A drive was tried where it could be of use, and refused.
+#[derive(Clone)]
+struct PassedOver {
+    why: String,
+    at: Instant,
+}
+
 /// A drive that the daemon holds.
 #[derive(Clone)]
 struct Attached {
@@ -91,8 +98,8 @@ struct Attached {
     content: Content,
     /// The running array that uses it, and as which member.
     used_by: Option<(Uuid, u8)>,
-    /// Why it is not used where it could be of use by itself: that was tried.
-    passed_over: Option<String>,
+    /// It is not used by itself where it could be of use.
+    passed_over: Option<PassedOver>,
 }
 
 impl Attached {

@@ -145,6 +145,8 @@ fn what_a_newer_build_wrote() {
     let mut daemon = two_stopped_arrays();
     let superblock = superblocks(&file(&daemon, "d0"))[1];
     make_newer(&file(&daemon, "d0"), superblock, ArraySuperblock::BYTES);
+    // A start looks at the drives anew, and shows what they carry.
+    daemon.run("array start a");
     let said = untouched(&daemon, "array start a");
     assert!(said.contains("drive d0 was written by a newer build"), "{said}");
     assert!(said.contains("superblock version 99"), "{said}");

@@ -7,6 +7,7 @@
 mod daemon;
 
 use std::fs::File;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::process::Output;
 
@@ -29,7 +30,11 @@ fn lease(daemon: &Daemon) -> Value {
 
 /// Another host writes a lease on every drive.
 fn write_lease(daemon: &Daemon, host: u8, epoch: u64, beat: u64) {
-    for number in 0..DRIVES {
+    write_leases(daemon, 0..DRIVES, [host; 16], (epoch, beat));
+}
+
+fn write_leases(daemon: &Daemon, drives: Range<usize>, host: [u8; 16], (epoch, beat): (u64, u64)) {
+    for number in drives {
         let report = daemon.json(&format!("inspect @/d{number}.img"));
         let label = &report["label"];
         let uuid = |field: &str| Uuid::parse_str(label[field].as_str().unwrap()).unwrap();
@@ -37,7 +42,7 @@ fn write_lease(daemon: &Daemon, host: u8, epoch: u64, beat: u64) {
         let area = areas.iter().find(|area| area["name"] == "lease").unwrap();
         let home = area["offset"].as_u64().unwrap() + beat % SLOTS * Lease::BYTES;
         let mut lease = Lease::free(uuid("array").into_bytes());
-        lease.host = [host; 16];
+        lease.host = host;
         lease.host_name = name_field("elsewhere").unwrap();
         lease.epoch = epoch.into();
         lease.beat = beat.into();
@@ -188,4 +193,107 @@ fn drives_that_another_host_uses_are_not_overwritten_by_force() {
     // That host has died.
     daemon.ok("array create b --level 5 --drives d0,d1,d2 --force");
     assert_eq!(daemon.array_state("b"), "optimal");
+}
+
+/// What is on a drive here is on the other's as well: as if both hosts reached it.
+fn give(from: &Daemon, to: &Daemon, drive: &str) {
+    let bytes = std::fs::read(from.path(&format!("{drive}.img"))).unwrap();
+    let file = File::options().write(true).open(to.path(&format!("{drive}.img"))).unwrap();
+    file.write_all_at(&bytes, 0).unwrap();
+}
+
+#[test]
+fn drives_that_became_another_array_elsewhere_are_not_wiped_with_the_old_one() {
+    let daemon = Daemon::with_array(5, DRIVES);
+    daemon.ok("array stop a");
+    let other = Daemon::start_beside(1, &[]);
+    ["d0", "d1", "d2"].iter().for_each(|drive| other.attach_new(drive));
+    // One of them is still the old array's.
+    other.ok("array create b --level 1 --drives d0,d1");
+    other.ok("array stop b");
+    ["d0", "d1"].iter().for_each(|drive| give(&other, &daemon, drive));
+    daemon.ok("array delete a --force");
+    for (drive, content) in [("d0", "member 0 of array b"), ("d1", "member 1 of array b")] {
+        assert_eq!(daemon.json(&format!("drive show {drive}"))["content"], content);
+    }
+    assert_eq!(daemon.json("drive show d2")["content"], "blank");
+    daemon.ok("array start --scan");
+    assert_eq!(daemon.array_state("b"), "optimal");
+}
+
+#[test]
+fn a_blank_drive_that_became_a_member_elsewhere_is_one_here() {
+    let daemon = Daemon::with_array(5, DRIVES);
+    daemon.attach_new("d3");
+    daemon.ok("array stop a");
+    let other = Daemon::start_beside(1, &[]);
+    for drive in ["d0", "d1", "d2", "d3"] {
+        other.make_drive(drive);
+        give(&daemon, &other, drive);
+        other.ok(&format!("drive attach @/{drive}.img"));
+    }
+    other.ok("array start --scan");
+    other.ok("drive detach d1 --force");
+    other.ok("array replace a --member 1 --new d3 --wait");
+    other.ok("array stop a");
+    ["d0", "d2", "d3"].iter().for_each(|drive| give(&other, &daemon, drive));
+    daemon.ok("array start a");
+    assert_eq!(daemon.array_state("a"), "optimal");
+    assert_eq!(daemon.json("drive show d3")["content"], "member 1 of array a");
+}
+
+/// The epoch since which no other host has had the array, and the one it has now.
+fn since(daemon: &Daemon) -> (u64, u64) {
+    let catalog = std::fs::read(daemon.path("state/catalog.json")).unwrap();
+    let catalog: Value = serde_json::from_slice(&catalog).unwrap();
+    let array = catalog["arrays"].as_object().unwrap().values().next().unwrap();
+    (array["since"].as_u64().unwrap(), array["epoch"].as_u64().unwrap())
+}
+
+#[test]
+fn daemons_that_were_killed_or_could_not_start_it_are_not_other_hosts() {
+    let mut daemon = Daemon::with_array(5, DRIVES);
+    let (first, epoch) = since(&daemon);
+    let us = Uuid::parse_str(lease(&daemon)["host"].as_str().unwrap()).unwrap().into_bytes();
+    let next_start = |daemon: &mut Daemon| {
+        daemon.start_again();
+        assert_eq!(daemon.array_state("a"), "optimal");
+        daemon.kill();
+        since(daemon)
+    };
+    daemon.kill();
+    // One was killed between two drives.
+    write_leases(&daemon, 1..DRIVES, us, (epoch + 1, 10_000));
+    assert_eq!(next_start(&mut daemon), (first, epoch + 2));
+    // What it cannot read is given back later: it has taken the array for that.
+    let table = daemon.json("inspect @/d0.img")["label"]["areas"].clone();
+    let table = table.as_array().unwrap().iter().find(|area| area["name"] == "volume table");
+    let [at, len] = ["offset", "bytes"].map(|field| table.unwrap()[field].as_u64().unwrap());
+    let files: Vec<File> = (0..DRIVES)
+        .map(|number| daemon.path(&format!("d{number}.img")))
+        .map(|path| File::options().read(true).write(true).open(path).unwrap())
+        .collect();
+    let len = usize::try_from(len).unwrap();
+    let mut tables = vec![vec![0; len]; DRIVES];
+    for (file, table) in files.iter().zip(&mut tables) {
+        file.read_exact_at(table, at).unwrap();
+        file.write_all_at(&vec![1; len], at).unwrap();
+    }
+    daemon.start_again();
+    assert_eq!(daemon.array_state("a"), "unavailable");
+    let taken = lease(&daemon)["epoch"].as_u64().unwrap();
+    assert!(taken > epoch + 2, "{taken}");
+    daemon.kill();
+    for (file, table) in files.iter().zip(&tables) {
+        file.write_all_at(table, at).unwrap();
+    }
+    assert_eq!(next_start(&mut daemon).0, first);
+    // Another host saw the last drive only, took what we took on the others, and gave it back.
+    let epoch = since(&daemon).1;
+    write_leases(&daemon, 0..2, us, (epoch + 1, 20_000));
+    write_leases(&daemon, 2..DRIVES, [0; 16], (epoch + 1, 20_001));
+    assert_eq!(next_start(&mut daemon), (epoch + 2, epoch + 2));
+    // Nobody knows who had it between ours.
+    write_leases(&daemon, 0..DRIVES, us, (epoch + 4, 30_000));
+    assert_eq!(next_start(&mut daemon), (epoch + 5, epoch + 5));
 }

@@ -362,7 +362,8 @@ impl Host {
 
     pub async fn start_array(&self, name: &str, force: bool) -> Answer<Shown> {
         let _change = self.begin().await?;
-        let (uuid, name) = self.array_meant(name).await?;
+        self.probe_free_drives().await;
+        let (uuid, name) = self.array_meant(name)?;
         if self.look(|state| state.arrays.contains_key(&uuid)) {
             return Err(Refusal::conflict(format!("array {name} runs already"))
                 .fix(format!("`ashlar array show {name}` says how it is")));
@@ -374,12 +375,11 @@ impl Host {
 
     /// Uuid and name of an array that this host knows, or of the one on attached drives that is
     /// called so.
-    async fn array_meant(&self, name: &str) -> Answer<(Uuid, String)> {
+    fn array_meant(&self, name: &str) -> Answer<(Uuid, String)> {
         let unknown = match self.array_uuid(name) {
             Ok(uuid) => return Ok((uuid, self.array_name(uuid))),
             Err(unknown) => unknown,
         };
-        self.probe_free_drives().await;
         let found = self.found_arrays().into_iter();
         let named =
             found.map(|(uuid, stored)| (uuid, self.name_for_found(uuid, stored.as_deref())));
@@ -658,11 +658,9 @@ impl Host {
         let running = self.look(|state| state.arrays.get(&uuid).copied());
         self.check_deletable(name, running, force).await?;
         let mut notes = Vec::new();
-        // One that runs here is nobody else's.
-        let user = match running {
-            Some(_) => None,
-            None => self.user_elsewhere(&self.drives_labelled(uuid)).await?,
-        };
+        self.probe_free_drives().await;
+        let drives = [self.drives_of(uuid), self.drives_labelled(uuid)].concat();
+        let user = self.user_elsewhere(&drives).await?;
         if let Some(running) = running {
             self.delete_exports_of(uuid).await?;
             if let Err(refusal) = self.stop_running(running).await {
@@ -676,8 +674,8 @@ impl Host {
                  and its drives are left as they are"
             ));
         }
-        for drive in self.drives_labelled(uuid).iter().filter(|_| user.is_none()) {
-            if let Err(refusal) = self.wipe_drive(drive).await {
+        for drive in drives.iter().filter(|_| user.is_none()) {
+            if let Err(refusal) = self.wipe_member(uuid, drive).await {
                 notes.push(refusal.error);
             }
         }
@@ -715,6 +713,18 @@ impl Host {
             .fix("delete them first, or use --force to lose them"))
     }
 
+    /// Makes a drive blank, unless it is another array's by now.
+    async fn wipe_member(&self, array: Uuid, drive: &str) -> Answer<()> {
+        let content = self.probe_drive(drive).await?;
+        match content.label() {
+            Some(label) if label.array == array => self.wipe_drive(drive).await,
+            Some(label) => {
+                Err(Refusal::conflict(format!("drive {drive} is left as it is: it has {label}")))
+            }
+            None => Ok(()),
+        }
+    }
+
     /// Makes a drive blank.
     pub(super) async fn wipe_drive(&self, name: &str) -> Answer<()> {
         match self.attached(name)?.medium {
@@ -750,8 +760,8 @@ async fn open_pool(reactor: &Reactor, array: Rc<Array>, teller: Teller) -> Answe
         Err(error) => {
             let refusal = translate::pool(&error);
             let text = format!("the array's volumes cannot be read: {}", refusal.error);
-            // Best effort: the first error is the one to tell.
-            let _ = array.stop().await;
+            // Best effort: the first error is the one to tell. Nobody else has had it here.
+            let _ = array.stop_for_next().await;
             Err(Refusal { error: text, ..refusal })
         }
     }

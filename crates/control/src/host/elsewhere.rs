@@ -5,10 +5,10 @@
 //! `raid/src/lease.rs`.
 
 use ashlar_format::lease::Lease;
-use ashlar_raid::lease::{BEAT_PERIOD, WATCH_BEATS, age, is_others, is_own, owner_name};
+use ashlar_raid::lease::{self, BEAT_PERIOD, WATCH_BEATS, age, is_others, is_own, owner_name};
 use uuid::Uuid;
 
-use crate::catalog::KnownArray;
+use crate::catalog::{Catalog, KnownArray};
 use crate::host::drives::blocking;
 use crate::host::{Host, Medium};
 use crate::refusal::{Answer, Refusal};
@@ -60,17 +60,33 @@ impl Host {
     }
 
     /// Before a start: a daemon of this host may have been killed after it took the array, and
-    /// before it could note that. Where that cannot be stored, guests that it left may be refused.
+    /// before it could note that. Durable before the start has a lease of its own, which takes the
+    /// place of that one. Where it cannot be stored, it holds until this daemon is killed.
     pub(super) async fn note_taken(&self, array: Uuid) {
-        let last = self.look(|state| state.catalog.arrays.get(&array).map(KnownArray::last_epoch));
-        let Some(last) = last else { return };
-        let lease = self.newest_lease(array).await.filter(|its| is_own(its, &self.lessee));
-        if let Some(epoch) = lease.map(|its| its.epoch.get()).filter(|epoch| *epoch == last + 1) {
-            let stored = self.record(|catalog| {
-                catalog.arrays.get_mut(&array).into_iter().for_each(|its| its.taken = epoch);
-            });
-            stored.unwrap_or_else(|refusal| tracing::error!("{}", refusal.line()));
+        let known = self.look(|state| state.catalog.arrays.get(&array).cloned());
+        let Some(known) = known else { return };
+        let leases = self.leases(array).await;
+        // Who cannot be asked may have been another host's.
+        let taken = leases.map_or(0, |leases| taken(&known, &leases, &self.lessee));
+        let note = |catalog: &mut Catalog| {
+            catalog.arrays.get_mut(&array).into_iter().for_each(|its| its.taken = taken);
+        };
+        if taken != known.taken
+            && let Err(refusal) = self.record(note)
+        {
+            tracing::error!("{}", refusal.line());
+            self.look(|state| note(&mut state.catalog));
         }
+    }
+
+    /// On the drives that carry the array's label.
+    async fn leases(&self, array: Uuid) -> Answer<Vec<Lease>> {
+        let mut leases = Vec::new();
+        for drive in self.drives_labelled(array) {
+            let lease = self.lease_on(&drive).await?;
+            leases.extend(lease.filter(|its| its.array == *array.as_bytes()));
+        }
+        Ok(leases)
     }
 
     /// Drives that cannot be read say nothing; a start will say so.
@@ -78,6 +94,7 @@ impl Host {
         let mut newest = None;
         for drive in self.drives_labelled(array) {
             let lease = self.lease_on(&drive).await.ok().flatten();
+            let lease = lease.filter(|its| its.array == *array.as_bytes());
             newest = newest.into_iter().chain(lease).max_by_key(age);
         }
         newest
@@ -95,6 +112,29 @@ impl Host {
     }
 }
 
+/// What a killed daemon of this host took after what the catalog knows, by the leases on the drives
+/// that are here. 0: nothing, or another host may have had the array since.
+///
+/// A start has a larger epoch than all leases that it sees. So one of ours that is the next after
+/// our last was taken from nobody, if no drive knows of another's: hosts that saw different drives
+/// may have taken the same.
+///
+/// | drives say | we know | |
+/// |---|---|---|
+/// | 7 | 7 | nothing was taken |
+/// | 8, ours, some still 7 | 7 | 8 |
+/// | 9, ours | 7, taken 8 | 9: two were killed, one after the other |
+/// | 9, ours | 7 | 0: whose was 8? |
+/// | 8, ours; 8, given back | 7, or taken 8 | 0: we have not given it back |
+fn taken(known: &KnownArray, leases: &[Lease], host: &lease::Host) -> u64 {
+    let mut later = leases.iter().filter(|its| its.epoch.get() > known.epoch);
+    if later.clone().any(|its| !is_own(its, host)) {
+        return 0;
+    }
+    let next = known.last_epoch() + 1;
+    if later.any(|its| its.epoch.get() == next) { next } else { known.taken }
+}
+
 /// With which epoch an array came here that was started with this one. Each start has an epoch of
 /// its own, wherever it is.
 pub(super) fn came_with(before: Option<&KnownArray>, epoch: u64) -> u64 {
@@ -105,6 +145,34 @@ pub(super) fn came_with(before: Option<&KnownArray>, epoch: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_killed_daemon_took_is_told_from_what_others_had() {
+        let us = lease::Host::new([1; 16], "here");
+        let lease = |epoch: u64, host| {
+            let mut lease = Lease::free([9; 16]);
+            (lease.host, lease.epoch) = ([host; 16], epoch.into());
+            lease
+        };
+        for (leases, noted, expected) in [
+            (vec![lease(7, 1), lease(7, 1)], 0, 0),
+            (vec![lease(7, 0)], 0, 0),
+            (vec![lease(7, 1), lease(8, 1)], 0, 8),
+            (vec![lease(8, 1)], 8, 8),
+            (vec![lease(9, 1), lease(8, 1)], 8, 9),
+            (vec![lease(9, 1)], 0, 0),
+            (vec![lease(8, 2)], 0, 0),
+            (vec![lease(8, 1), lease(8, 0)], 0, 0),
+            (vec![lease(8, 1), lease(8, 0)], 8, 0),
+            (vec![lease(9, 1), lease(8, 2)], 8, 0),
+            // The drives that have it are not here.
+            (vec![lease(7, 1)], 8, 8),
+            (vec![], 8, 8),
+        ] {
+            let known = KnownArray { epoch: 7, taken: noted, ..KnownArray::default() };
+            assert_eq!(taken(&known, &leases, &us), expected, "{noted} {leases:?}");
+        }
+    }
 
     #[test]
     fn nobody_else_had_an_array_that_was_started_here_and_here_again() {

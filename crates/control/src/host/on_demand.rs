@@ -315,6 +315,8 @@ impl Host {
             return Err(Refusal::conflict(format!("{host} has array {name}"))
                 .fix("it comes when no guest there uses it any more"));
         }
+        // Who had it may have given it other drives.
+        self.probe_free_drives().await;
         let _turn = self.changes.lock().await;
         if !self.is_as_before(array, None) {
             return Ok(());

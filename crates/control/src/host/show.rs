@@ -86,7 +86,7 @@ impl Host {
         let kind = kind_of(&attached);
         let trouble = attached.device().and_then(|device| device.trouble());
         let works = used.is_some_and(|drive| drive.health != DriveHealth::Failed);
-        let passed_over = attached.passed_over.clone().filter(|_| !works);
+        let passed_over = attached.passed_over.clone().filter(|_| !works).map(|its| its.why);
         let is_spare = || self.look(|state| state.catalog.spares.contains_key(name));
         let state = match attached.used_by {
             Some(_) => DriveState::Member,

@@ -12,10 +12,13 @@ use crate::api::spare::{Spare, SpareAdd};
 use crate::catalog::KnownSpare;
 use crate::device::content::Content;
 use crate::host::show::Snapshots;
-use crate::host::{Attached, Host, Running, State};
+use crate::host::{Attached, Host, PassedOver, Running, State};
 use crate::refusal::{Answer, Refusal};
 use crate::snapshot::{ArraySnapshot, MemberSnapshot};
 use crate::takeover::{Away, Candidate, Decision, Needs, decide};
+
+/// A spare that was refused.
+const TRIED_AGAIN_AFTER: Duration = Duration::from_secs(60);
 
 impl Host {
     pub async fn list_spares(&self) -> Vec<Spare> {
@@ -37,6 +40,7 @@ impl Host {
         let unfit = attached.as_ref();
         let unfit = unfit.and_then(|its| self.unfit(spare.array, snapshots, drive, its));
         let passed_over = attached.as_ref().and_then(|drive| drive.passed_over.clone());
+        let passed_over = passed_over.map(|its| its.why);
         Spare {
             drive: drive.to_owned(),
             array: spare.array.map(|array| self.array_name(array)),
@@ -167,11 +171,12 @@ impl Host {
         })
     }
 
-    /// The drive is not tried again by itself until it is attached, or added, anew.
+    /// A spare is tried again after a while, if it is of use then; a drive that came back, when it
+    /// is attached anew, or when a member was taken back or replaced.
     fn pass_over(&self, drive: &str, why: String) {
         self.look(|state| {
             if let Some(drive) = state.drives.get_mut(drive) {
-                drive.passed_over = Some(why);
+                drive.passed_over = Some(PassedOver { why, at: Instant::now() });
             }
         });
     }
@@ -255,10 +260,16 @@ fn needs(array: &ArraySnapshot) -> Needs {
     }
 }
 
+/// What kept a spare from being used may have been there for a moment only.
+fn may_be_tried(passed_over: Option<&PassedOver>, now: Instant) -> bool {
+    passed_over.is_none_or(|its| now.duration_since(its.at) >= TRIED_AGAIN_AFTER)
+}
+
 fn candidates(state: &State) -> Vec<Candidate> {
+    let now = Instant::now();
     let ready = state.catalog.spares.iter().filter_map(|(name, spare)| {
         let drive = state.drives.get(name)?;
-        let free = drive.used_by.is_none() && drive.passed_over.is_none();
+        let free = drive.used_by.is_none() && may_be_tried(drive.passed_over.as_ref(), now);
         free.then(|| Candidate {
             drive: name.clone(),
             array: spare.array,
@@ -267,4 +278,18 @@ fn candidates(state: &State) -> Vec<Candidate> {
         })
     });
     ready.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_spare_that_was_refused_is_tried_again() {
+        let at = Instant::now();
+        let refused = PassedOver { why: "drive s0 does not answer".into(), at };
+        let after = |seconds| may_be_tried(Some(&refused), at + Duration::from_secs(seconds));
+        assert_eq!([0, 1, 59, 60, 3600].map(after), [false, false, false, true, true]);
+        assert!(may_be_tried(None, at));
+    }
 }
