@@ -11,6 +11,7 @@
 mod arrays;
 mod cores;
 mod cut;
+mod deletion;
 mod drives;
 mod elsewhere;
 mod exports;

@@ -537,7 +537,7 @@ fn choose(candidates: Vec<Candidate>, options: &AssembleOptions) -> Vec<Candidat
         }
     };
     let stray: Vec<bool> = candidates.iter().map(is_stray).collect();
-    let last = options.known.as_ref().map_or(0, |known| known.last_epoch);
+    let last = options.known.as_ref().map_or(0, |known| known.epoch);
     let is_later = |its: &Candidate| its.epoch.is_none_or(|epoch| epoch > last);
     let mut strays = candidates.iter().zip(&stray).filter(|(_, is_stray)| **is_stray);
     if strays.any(|(its, _)| is_ours(&its) || is_later(its)) {

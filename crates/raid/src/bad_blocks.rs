@@ -20,7 +20,7 @@ use ashlar_format::array_superblock::MemberState;
 use ashlar_format::bad_blocks::{BadBlocks as Record, RANGES_MAX, SLOTS, StoredBadRange};
 use ashlar_format::drive_label::MemberLayout;
 use ashlar_format::record;
-use ashlar_format::units::StripeIndex;
+use ashlar_format::units::{StripeIndex, to_usize};
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::join::join_all;
 use ashlar_reactor::wait_list::WaitList;
@@ -35,6 +35,8 @@ use crate::own_generation::start_of_sequences;
 
 /// Ranges that are kept free for writes under way that leave parts of bad ranges.
 const CUTS_UNDER_WAY: usize = 160;
+/// Counters that stripes share.
+const NEAR: usize = 64;
 
 /// The list as it was found on the members.
 #[derive(Default)]
@@ -80,6 +82,8 @@ pub struct BadBlocks {
     sequence: Cell<u64>,
     /// Counts what was added.
     added: Cell<u64>,
+    /// The same, each of some of the stripes.
+    added_near: [Cell<u64>; NEAR],
     changes: Cell<u64>,
     /// The members have the list as it was after so many changes.
     saved: Cell<u64>,
@@ -117,6 +121,7 @@ impl BadBlocks {
             unsettled: RefCell::new(unsettled),
             sequence: Cell::new(stored.sequence()),
             added: Cell::default(),
+            added_near: [const { Cell::new(0) }; NEAR],
             changes: Cell::default(),
             saved: Cell::default(),
             saving: Cell::default(),
@@ -172,6 +177,21 @@ impl BadBlocks {
         self.added.get()
     }
 
+    /// The same of this stripe, and a few others: who looks again and again must not wait for as
+    /// long as somebody adds anything anywhere.
+    pub(crate) fn added_near(&self, stripe: StripeIndex) -> u64 {
+        self.near(stripe).get()
+    }
+
+    fn near(&self, stripe: StripeIndex) -> &Cell<u64> {
+        &self.added_near[to_usize(stripe.0) % NEAR]
+    }
+
+    fn note_added(&self, stripe: StripeIndex) {
+        self.added.set(self.added.get() + 1);
+        self.near(stripe).set(self.near(stripe).get() + 1);
+    }
+
     /// Whether there is room for what a write of these rows leaves, beside `others` that are
     /// acknowledged and not in place.
     pub(crate) fn bears(
@@ -209,7 +229,7 @@ impl BadBlocks {
         self.members.hide();
         *self.set.borrow_mut() = set;
         self.unsettled.borrow_mut().insert(stripe.0, None);
-        self.added.set(self.added.get() + 1);
+        self.note_added(stripe);
         self.note_change();
         self.save().await
     }
@@ -233,7 +253,7 @@ impl BadBlocks {
 
     /// What was worked out for the stripe stands in place, not durably yet.
     pub(crate) fn placed(&self, stripe: StripeIndex) {
-        self.added.set(self.added.get() + 1);
+        self.note_added(stripe);
         if let Some(since) = self.unsettled.borrow_mut().get_mut(&stripe.0) {
             *since = Some(self.added.get());
         }

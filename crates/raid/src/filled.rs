@@ -25,6 +25,7 @@ impl Filled {
 
     /// `ahead`: as of [`Filled::longest_ahead`].
     pub(crate) fn stored(up_to: u64, ahead: Range<u64>) -> Filled {
+        assert!(ahead.is_empty() || up_to < ahead.start, "{ahead:?} beyond {up_to}");
         let mut filled = Filled::up_to(up_to);
         filled.add(ahead);
         filled

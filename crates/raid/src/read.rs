@@ -269,9 +269,9 @@ impl Array {
         after_error: bool,
     ) -> Result<Buffer, ArrayError> {
         loop {
-            let seen = self.bad.added();
+            let seen = self.bad.added_near(stripe);
             let buffer = self.read_newest_now(stripe, chunk, rows, after_error).await?;
-            if self.bad.added() == seen {
+            if self.bad.added_near(stripe) == seen {
                 return Ok(buffer);
             }
         }

@@ -267,7 +267,8 @@ impl Array {
         let Some(first) = rest.find(|stripe| self.wanted(leg, *stripe) != 0) else {
             return at..leg.stripes.end;
         };
-        if self.lacking(leg, first) != 0 {
+        // What was moved away is so stripe by stripe.
+        if self.lacking(leg, first) != 0 || self.is_dead(first) {
             return at..first.0 + 1;
         }
         let region = self.written.stripes_of(self.written.region_of(first));

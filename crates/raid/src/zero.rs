@@ -38,7 +38,12 @@ impl Array {
         }
         loop {
             if self.is_restriping() {
-                return self.write_zero_bytes(offset, offset + len).await;
+                self.write_zero_bytes(offset, offset + len).await?;
+                // Of either shape.
+                let old = self.identity.restripe().map(|its| its.old(self.layout()));
+                let last = old.map_or(0, |old| (offset + len).div_ceil(old.stripe_bytes()));
+                let stripes = self.stripes_of(offset, len);
+                return self.finish_zeroing(stripes.start..stripes.end.max(last)).await;
             }
             let layout = self.layout();
             let (whole, parts) = self.by_regions(offset, len);

@@ -214,3 +214,41 @@ fn a_rebuild_rests_on_what_is_durably_blank() {
         pair.array.stop().await.unwrap();
     });
 }
+
+/// A region that could not be forgotten is zero to whoever asks again; its bad blocks do not come
+/// back with what is written there next.
+#[test]
+fn what_was_forgotten_by_half_has_no_bad_blocks() {
+    const REGION: u64 = 2;
+    run(|reactor, steer| async move {
+        let mut pair = array(&reactor, Level::Raid5).await;
+        let region = pair.array.region_bytes();
+        pair.array.pull_member(MemberIndex(1)).unwrap();
+        pair.put(0, &[2; 512]).await;
+        pair.in_place().await;
+        let stripe = pair.array.stripe_at(REGION * region);
+        let at = areas().data.offset + pair.array.layout().member_offset(stripe, 0);
+        let blind = file(&pair, 0);
+        let is_blind = move |file: usize, op: &Op| file == blind && offset(op) == Some(at);
+        let is_read = |op: &Op| matches!(op, Op::Read { .. });
+        steer.set(move |file, op| match is_blind(file, op) && is_read(op) {
+            true => Fate::Fails,
+            false => Fate::Passes,
+        });
+        pair.replace(1).await;
+        pair.rebuild_ends().await;
+        let bad = pair.array.status().bad;
+        assert!(!bad.is_empty());
+        let lost = pair.array.offset_of(bad[0].stripe, bad[0].chunk, bad[0].rows.start);
+        steer.set(|_, op| if is_map(op) { Fate::Full } else { Fate::Passes });
+        let zeroed = pair.array.write_zeroes(REGION * region, region).await;
+        assert_eq!(zeroed, Err(ArrayError::NoSpace));
+        steer.set(|_, _| Fate::Passes);
+        pair.array.write_zeroes(REGION * region, region).await.unwrap();
+        pair.bytes[(REGION * region) as usize..((REGION + 1) * region) as usize].fill(0);
+        pair.put(((REGION + 1) * region) as usize - 512, &[7; 512]).await;
+        assert_eq!(pair.read(lost as usize, 512).await, Ok(vec![0; 512]));
+        pair.check().await;
+        pair.array.stop().await.unwrap();
+    });
+}

@@ -378,3 +378,22 @@ fn zeroes_where_nothing_is_are_not_written() {
         });
     }
 }
+
+/// Then the journal has nothing of it any more, though nobody has written since.
+#[test]
+fn too_few_members_start_by_force_once_all_is_moved() {
+    for (level, members, lost) in [(Level::Raid0, 2, vec![2]), (Level::Raid10, 4, vec![4, 5])] {
+        run(|reactor| async move {
+            let more = lost.len();
+            let subject = Subject::restriping(&reactor, (level, members, more)).await;
+            subject.ends().await;
+            subject.array.stop().await.unwrap();
+            let left = (0..(members + more) as u32).filter(|index| !lost.contains(index));
+            let left = left.map(|index| plug_in(&reactor, index)).collect();
+            let options = AssembleOptions { force: true, ..AssembleOptions::default() };
+            let array = Array::assemble(&reactor, left, options).await.unwrap();
+            assert_eq!(array.state(), ArrayState::Failed, "{level:?}");
+            let _ = array.stop().await;
+        });
+    }
+}

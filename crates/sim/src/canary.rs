@@ -196,11 +196,18 @@ fn all_rebuilt(bytes: Option<&[u8]>, home: u64) -> Sabotage {
     let opened = bytes.and_then(|bytes| record::open::<ArraySuperblock>(bytes, None, home).ok());
     let Some(mut superblock) = opened.cloned() else { return Sabotage::Nothing };
     let (count, stripes) = (superblock.members().len(), superblock.stripes.get());
+    let is_even = superblock.header.sequence.get().is_multiple_of(2);
     for (member, ahead) in superblock.members[..count].iter_mut().zip(&mut superblock.rebuilt_ahead)
     {
         if member.state() == Ok(MemberState::Rebuilding) {
-            *member = StoredMember::new(member.drive, MemberState::Rebuilding, stripes);
-            *ahead = StoredRange::default();
+            let rebuilt = member.rebuilt_stripes.get();
+            // One way or the other.
+            *ahead = match is_even && rebuilt + 1 < stripes {
+                true => StoredRange::new(&(rebuilt + 1..stripes)),
+                false => StoredRange::default(),
+            };
+            let rebuilt = if ahead.stripes().is_empty() { stripes } else { rebuilt };
+            *member = StoredMember::new(member.drive, MemberState::Rebuilding, rebuilt);
         }
     }
     let (owner, sequence) = (superblock.header.owner, superblock.header.sequence.get());

@@ -475,7 +475,8 @@ fn details(array: &Array) -> String {
         lines.extend(progress.map(|progress| format!("{what:<12}{}", progress_text(&progress))));
     }
     lines.extend(bad_text(&array.bad_blocks).map(|bad| format!("bad         {bad}")));
-    let stopped = array.rebuild_error.as_ref();
+    // It may have been taken up again.
+    let stopped = array.rebuild_error.as_ref().filter(|_| array.rebuild.is_none());
     lines.extend(stopped.map(|why| format!("rebuild     stopped: {why}")));
     let waits = array.restripe_error.as_ref();
     lines.extend(waits.map(|why| format!("restripe    waits: {why}")));

@@ -12,15 +12,12 @@ use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::registry::Key;
 use uuid::Uuid;
 
-use crate::api::Done;
-use crate::api::array::{
-    Array as Shown, ArrayCreate, ArrayState, JournalReplay, ScanFailure, ScanResult,
-};
+use crate::api::array::{Array as Shown, ArrayCreate, JournalReplay, ScanFailure, ScanResult};
 use crate::catalog::KnownArray;
 use crate::device::content::{Content, Labelled};
 use crate::engine::{self, Kept, Origin, Seed, plant};
 use crate::host::drives::{blocking, lend, wipe};
-use crate::host::elsewhere::{User, came_with};
+use crate::host::elsewhere::came_with;
 use crate::host::settings::{beside_policy, stored_policy};
 use crate::host::witness::Teller;
 use crate::host::{Attached, Home, Host, Medium, Running, cut, translate};
@@ -362,9 +359,12 @@ impl Host {
 
     pub async fn start_array(&self, name: &str, force: bool) -> Answer<Shown> {
         let _change = self.begin().await?;
-        self.probe_free_drives().await;
+        let runs = |uuid| self.look(|state| state.arrays.contains_key(&uuid));
+        if !self.array_uuid(name).is_ok_and(runs) {
+            self.probe_free_drives().await;
+        }
         let (uuid, name) = self.array_meant(name)?;
-        if self.look(|state| state.arrays.contains_key(&uuid)) {
+        if runs(uuid) {
             return Err(Refusal::conflict(format!("array {name} runs already"))
                 .fix(format!("`ashlar array show {name}` says how it is")));
         }
@@ -485,7 +485,7 @@ impl Host {
         let newest = self.newest_superblock(&drives).await?;
         self.check_claims(uuid, name, newest.as_deref())?;
         let absent = self.absent_drives(uuid, newest.as_deref());
-        self.note_taken(uuid).await;
+        self.note_taken(uuid).await?;
         let known = self.known(uuid);
         let core = self.core_for(&drives)?;
         let seeds = self.seeds(&drives).await?;
@@ -650,79 +650,6 @@ impl Host {
         })?;
         tracing::info!(array = name, "array stopped");
         Ok(())
-    }
-
-    pub async fn delete_array(&self, name: &str, force: bool) -> Answer<Done> {
-        let _change = self.begin().await?;
-        let uuid = self.array_uuid(name)?;
-        let running = self.look(|state| state.arrays.get(&uuid).copied());
-        self.check_deletable(name, running, force).await?;
-        let mut notes = Vec::new();
-        self.probe_free_drives().await;
-        let drives = [self.drives_of(uuid), self.drives_labelled(uuid)].concat();
-        let user = self.user_elsewhere(&drives).await?;
-        if let Some(running) = running {
-            self.delete_exports_of(uuid).await?;
-            if let Err(refusal) = self.stop_running(running).await {
-                notes.push(refusal.error);
-            }
-        }
-        self.delete_exports_of(uuid).await?;
-        if let Some(User { host, .. }) = &user {
-            notes.push(format!(
-                "array {name} is in use by {host} (its lease is alive): it is only forgotten here, \
-                 and its drives are left as they are"
-            ));
-        }
-        for drive in drives.iter().filter(|_| user.is_none()) {
-            if let Err(refusal) = self.wipe_member(uuid, drive).await {
-                notes.push(refusal.error);
-            }
-        }
-        self.record(|catalog| {
-            catalog.arrays.remove(&uuid);
-            catalog.spares.retain(|_, spare| spare.array != Some(uuid));
-        })?;
-        self.look(|state| state.unavailable.remove(&uuid));
-        tracing::info!(array = name, "array deleted");
-        Ok(Done { notes })
-    }
-
-    async fn check_deletable(
-        &self,
-        name: &str,
-        running: Option<Running>,
-        force: bool,
-    ) -> Answer<()> {
-        if force {
-            return Ok(());
-        }
-        let Some(running) = running else {
-            return Err(Refusal::conflict(format!(
-                "array {name} does not run, so nobody knows whether it holds volumes"
-            ))
-            .fix(format!("start it first, or use `ashlar array delete {name} --force`")));
-        };
-        let snapshot = self.snapshot(running).await?;
-        if snapshot.volumes.is_empty() {
-            return Ok(());
-        }
-        let volumes: Vec<&str> = snapshot.volumes.iter().map(|v| v.name.as_str()).collect();
-        let state = if snapshot.state == ArrayState::Failed { "failed " } else { "" };
-        Err(Refusal::conflict(format!("{state}array {name} holds volumes: {}", volumes.join(", ")))
-            .fix("delete them first, or use --force to lose them"))
-    }
-
-    /// Makes a drive blank, unless it is another array's by now.
-    async fn wipe_member(&self, array: Uuid, drive: &str) -> Answer<()> {
-        let content = self.probe_drive(drive).await?;
-        match content.label() {
-            Some(label) if label.array == array => self.wipe_drive(drive).await,
-            Some(label) => {
-                Err(Refusal::conflict(format!("drive {drive} is left as it is: it has {label}")))
-            }
-            None => Ok(()),
-        }
     }
 
     /// Makes a drive blank.

@@ -61,10 +61,11 @@ impl Host {
 
     /// Before a start: a daemon of this host may have been killed after it took the array, and
     /// before it could note that. Durable before the start has a lease of its own, which takes the
-    /// place of that one. Where it cannot be stored, it holds until this daemon is killed.
-    pub(super) async fn note_taken(&self, array: Uuid) {
+    /// place of that one. Where it cannot be stored, it holds until this daemon is killed; but what
+    /// the next would believe wrongly keeps the array from its start.
+    pub(super) async fn note_taken(&self, array: Uuid) -> Answer<()> {
         let known = self.look(|state| state.catalog.arrays.get(&array).cloned());
-        let Some(known) = known else { return };
+        let Some(known) = known else { return Ok(()) };
         let leases = self.leases(array).await;
         // Who cannot be asked may have been another host's.
         let taken = leases.map_or(0, |leases| taken(&known, &leases, &self.lessee));
@@ -74,9 +75,13 @@ impl Host {
         if taken != known.taken
             && let Err(refusal) = self.record(note)
         {
+            if taken < known.taken {
+                return Err(refusal);
+            }
             tracing::error!("{}", refusal.line());
             self.look(|state| note(&mut state.catalog));
         }
+        Ok(())
     }
 
     /// On the drives that carry the array's label.

@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ashlar_pool::volume::Volume;
-use ashlar_raid::lease::{BEAT_PERIOD, age, is_others, is_own, owner_name};
+use ashlar_raid::lease::{BEAT_PERIOD, WATCH_BEATS, age, is_others, is_own, owner_name};
 use ashlar_target::export::Usage;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
@@ -49,6 +49,8 @@ const STILL: Duration = Duration::from_secs(2 * BEAT_PERIOD.as_secs());
 /// Between two tries to take an array, once the guest has waited for as long; or to let it go, or
 /// to serve an export that could not be.
 const AGAIN: Duration = Duration::from_secs(1);
+/// For as long another host sees that a lease stands still, and watches it, and a little more.
+const OTHERS_TURN: Duration = BEAT_PERIOD.saturating_mul(WATCH_BEATS + 4);
 
 /// Those who follow arrays on demand, one each: who waits for one holds up no other.
 pub type Followers = BTreeMap<Uuid, JoinHandle<()>>;
@@ -243,8 +245,14 @@ impl Host {
             if Instant::now() < wait.again {
                 continue;
             }
+            let before = self.newest_lease(array).await.map(|its| age(&its));
             if let Err(why) = self.take(array, wait).await {
                 self.note_wait(array, wait, why);
+                let left = self.newest_lease(array).await;
+                if left.is_some_and(|its| is_own(&its, &self.lessee) && Some(age(&its)) > before) {
+                    // It was taken, and could not be started: others may see that it stands still.
+                    wait.again = Instant::now() + OTHERS_TURN;
+                }
             }
         }
     }
@@ -315,8 +323,10 @@ impl Host {
             return Err(Refusal::conflict(format!("{host} has array {name}"))
                 .fix("it comes when no guest there uses it any more"));
         }
-        // Who had it may have given it other drives.
-        self.probe_free_drives().await;
+        if wait.why.is_some() {
+            // Who had it may have given it other drives.
+            self.probe_free_drives().await;
+        }
         let _turn = self.changes.lock().await;
         if !self.is_as_before(array, None) {
             return Ok(());

@@ -152,8 +152,9 @@ impl Host {
                 }
                 Err(refusal) => {
                     let why = refusal.line();
-                    tracing::error!(array = name, member = index, drive, "not used: {why}");
-                    self.pass_over(&drive, why);
+                    if self.pass_over(&drive, why.clone()) {
+                        tracing::error!(array = name, member = index, drive, "not used: {why}");
+                    }
                 }
             }
             if let Err(refusal) = self.after_members_changed(array).await {
@@ -173,12 +174,13 @@ impl Host {
 
     /// A spare is tried again after a while, if it is of use then; a drive that came back, when it
     /// is attached anew, or when a member was taken back or replaced.
-    fn pass_over(&self, drive: &str, why: String) {
+    /// True if that is news.
+    fn pass_over(&self, drive: &str, why: String) -> bool {
         self.look(|state| {
-            if let Some(drive) = state.drives.get_mut(drive) {
-                drive.passed_over = Some(PassedOver { why, at: Instant::now() });
-            }
-        });
+            let Some(drive) = state.drives.get_mut(drive) else { return true };
+            let before = drive.passed_over.replace(PassedOver { why, at: Instant::now() });
+            before.map(|its| its.why) != drive.passed_over.as_ref().map(|its| its.why.clone())
+        })
     }
 
     /// What was lacking when they were refused may be there now.
