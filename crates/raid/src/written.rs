@@ -84,10 +84,8 @@ impl Array {
         if self.written.contains(region) {
             return Ok(());
         }
-        self.zero_everywhere(stripes.clone()).await?;
-        // Else it might have bad blocks of before it was forgotten, after a crash, or since that
-        // was half done only.
-        self.bad.remove_stripes(stripes);
+        self.zero_everywhere(stripes).await?;
+        // Else it might have bad blocks of before it was forgotten, after a crash.
         self.bad.save().await?;
         self.written.insert(&[region]).await
     }
