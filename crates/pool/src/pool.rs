@@ -153,7 +153,7 @@ impl Pool {
     }
 
     /// Deletes a volume; its space can be used again. Durable when this returns. The caller has
-    /// made sure that nobody uses it.
+    /// made sure that nobody uses it; who does all the same gets errors.
     pub async fn delete(&self, name: &str) -> Result<(), PoolError> {
         let _changing = self.begin()?;
         let thick = self.thick(name)?;
@@ -162,10 +162,12 @@ impl Pool {
             self.volumes.borrow_mut().insert(name.to_owned(), thick);
             return Err(error);
         }
-        // The volume is gone already. Space that cannot be given back now is zeroed before it is
-        // given out again.
-        let extents = thick.extents.borrow().clone();
-        for extent in extents {
+        // The volume is gone already. Whoever was left with it must never reach the bytes of the
+        // next one there, nor read them on another reactor.
+        self.array.hide();
+        thick.bytes.set(0);
+        // Space that cannot be given back now is zeroed before it is given out again.
+        for extent in thick.extents.take() {
             if self.array.discard(extent.offset, extent.len).await.is_err() {
                 break;
             }

@@ -252,3 +252,24 @@ fn an_array_that_was_stopped_is_not_read() {
     pair.on_array(|array| async move { array.stop().await.unwrap() });
     assert_eq!(pair.read(3), Err(ArrayError::Stopped));
 }
+
+#[test]
+fn a_volume_that_was_deleted_shows_nothing_of_the_next_one() {
+    let pair = Pair::new(Level::Raid5, Policy::Bitmap);
+    pair.wait_for_sight();
+    let pool = pair.pool;
+    on(&pair.home, move |reactor| async move {
+        let pool = reactor.get(pool).unwrap();
+        pool.delete("v").await.unwrap();
+        let next = pool.create([2; 16], "next", VOLUME_BYTES).await.unwrap();
+        let from = reactor.buffer(BLOCK as usize);
+        from.copy_from_slice(&[2; BLOCK as usize]);
+        next.write(3 * BLOCK, from.into()).await.unwrap();
+    });
+    assert_eq!(pair.read(3), Err(ArrayError::Range));
+    // Also once it has looked around anew.
+    assert!((0..100).all(|_| {
+        pair.pause();
+        pair.read(3) == Err(ArrayError::Range)
+    }));
+}

@@ -9,6 +9,7 @@ use ashlar_format::array_superblock::Level;
 use ashlar_pool::error::PoolError;
 use ashlar_pool::pool::Pool;
 use ashlar_raid::array::Array;
+use ashlar_raid::error::ArrayError;
 use ashlar_raid::layout::Shape;
 use ashlar_raid::settings::SettingsChange;
 use ashlar_raid::start::{ArraySpec, AssembleOptions};
@@ -58,6 +59,30 @@ async fn first_bytes(reactor: &Reactor, pool: &Pool, name: &str) -> Vec<u8> {
 fn run<F: Future<Output = ()> + 'static>(test: impl FnOnce(Reactor) -> F) {
     let reactor = Reactor::new(Box::new(UringBackend::new().unwrap()), Order::Fifo);
     reactor.block_on(test(reactor.clone())).expect("the test ends");
+}
+
+/// However it was kept: no write of it lands in the volume that has its space now.
+#[test]
+fn who_was_left_with_a_deleted_volume_reaches_no_other() {
+    run(|reactor| async move {
+        let pool = pool(&reactor).await;
+        let bytes = pool.free_bytes();
+        let deleted = pool.create([1; 16], "a", bytes).await.unwrap();
+        pool.delete("a").await.unwrap();
+        let next = pool.create([2; 16], "b", bytes).await.unwrap();
+        let from = reactor.buffer(4096);
+        from.copy_from_slice(&[7; 4096]);
+        next.write(0, from.clone().into()).await.unwrap();
+        assert_eq!(deleted.bytes(), 0);
+        assert_eq!(deleted.write(8192, from.into()).await, Err(ArrayError::Range));
+        assert_eq!(deleted.read(0, reactor.buffer(4096).into()).await, Err(ArrayError::Range));
+        assert_eq!(deleted.discard(0, bytes).await, Err(ArrayError::Range));
+        assert_eq!(deleted.write_zeroes(0, 4096).await, Err(ArrayError::Range));
+        assert_eq!(deleted.block_status(0, 4096).await, Err(ArrayError::Range));
+        let first = first_bytes(&reactor, &pool, "b").await;
+        assert!(first[..4096].iter().all(|byte| *byte == 7));
+        assert!(first[4096..].iter().all(|byte| *byte == 0));
+    });
 }
 
 #[test]
