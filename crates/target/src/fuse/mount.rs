@@ -2,7 +2,7 @@
 //! that was killed.
 
 use std::fs::{File, OpenOptions};
-use std::io;
+use std::io::{self, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -29,14 +29,17 @@ pub(super) enum MountError {
     Mount { path: PathBuf, error: io::Error },
 }
 
-/// A mounted file. Dropping it lets go of the mount, and removes the file beneath it if it was
-/// made for this.
+/// A mounted file. Dropping it lets go of the mount, ends it for all who have it elsewhere, and
+/// removes the file beneath it if it was made for this.
 pub(super) struct Mount {
     path: PathBuf,
     made: bool,
     mounted: bool,
-    /// Which of the kernel's FUSE connections it is.
+    /// Which of the kernel's FUSE connections it is, for as long as it is there: the number may be
+    /// another's afterwards.
     connection: Option<u32>,
+    /// What ends it, if that could be opened.
+    abort: Option<File>,
 }
 
 impl Mount {
@@ -44,7 +47,8 @@ impl Mount {
     /// descriptor.
     pub(super) fn new(path: &Path) -> Result<(Mount, OwnedFd), MountError> {
         let made = make_place(path)?;
-        let mut its = Mount { path: path.to_owned(), made, mounted: false, connection: None };
+        let (mounted, connection, abort) = (false, None, None);
+        let mut its = Mount { path: path.to_owned(), made, mounted, connection, abort };
         let device = OpenOptions::new()
             .read(true)
             .write(true)
@@ -64,30 +68,58 @@ impl Mount {
             .map_err(|error| MountError::Mount { path: path.to_owned(), error: error.into() })?;
         its.mounted = true;
         // Nothing is asked of the file: nobody answers yet.
-        let mounted = statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::empty());
-        its.connection = mounted.ok().map(|its| its.stx_dev_minor);
+        let there = statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::empty());
+        its.connection = there.ok().map(|its| its.stx_dev_minor);
+        // What fails is tried again at the end.
+        its.abort = its.open_abort().ok();
         Ok((its, device.into()))
     }
 }
 
 impl Drop for Mount {
     fn drop(&mut self) {
-        let path = self.path.display();
-        if self.mounted && unmount(&self.path, UnmountFlags::empty()).is_err() {
-            // Somebody has it open still: its name goes now, and what is asked of it fails.
-            tracing::warn!(%path, "the file is still in use, and goes away");
-            if let Err(error) = unmount(&self.path, UnmountFlags::DETACH) {
-                tracing::error!(%path, %error, "the file cannot be unmounted");
-            }
-            match self.connection.map_or(Err(io::ErrorKind::NotFound.into()), abort) {
-                Ok(()) => {}
-                Err(error) => tracing::error!(%path, %error, "its users cannot be told"),
-            }
+        if self.mounted {
+            self.end();
         }
         if self.made {
             let _ = std::fs::remove_file(&self.path);
         }
     }
+}
+
+impl Mount {
+    /// The name goes, and what is asked of the file fails. That the name was not in use says
+    /// nothing: the file may be open by another mount of it (`mount --bind`, a container).
+    fn end(&self) {
+        let path = self.path.display();
+        let mut abort = self.abort.as_ref().map(File::try_clone).unwrap_or_else(no_connection);
+        if unmount(&self.path, UnmountFlags::empty()).is_err() {
+            tracing::warn!(%path, "the file is still in use, and goes away");
+            // Its users keep the connection, and so the number.
+            abort = abort.or_else(|_| self.open_abort());
+            if let Err(error) = unmount(&self.path, UnmountFlags::DETACH) {
+                tracing::error!(%path, %error, "the file cannot be unmounted");
+            }
+        }
+        // Of a connection that has ended, nothing comes of it.
+        if let Err(error) = abort.and_then(|mut abort| abort.write_all(b"1")) {
+            tracing::error!(%path, %error, "whoever has it still cannot be told");
+        }
+    }
+
+    /// What ends the connection for all who use the file, when it is written to.
+    fn open_abort(&self) -> io::Result<File> {
+        let Some(connection) = self.connection else { return no_connection() };
+        let file = Path::new(CONNECTIONS).join(connection.to_string()).join("abort");
+        if !file.exists() {
+            mount("fusectl", CONNECTIONS, "fusectl", MountFlags::empty(), None)?;
+        }
+        OpenOptions::new().write(true).open(file)
+    }
+}
+
+fn no_connection() -> io::Result<File> {
+    Err(io::ErrorKind::NotFound.into())
 }
 
 /// True if the file was made.
@@ -130,15 +162,6 @@ fn check_place(path: &Path, there: &Statx) -> Result<(), MountError> {
         return Ok(());
     }
     Err(MountError::Occupied(path.to_owned()))
-}
-
-/// Ends a connection for all who use its files.
-fn abort(connection: u32) -> io::Result<()> {
-    let file = Path::new(CONNECTIONS).join(connection.to_string()).join("abort");
-    if !file.exists() {
-        mount("fusectl", CONNECTIONS, "fusectl", MountFlags::empty(), None)?;
-    }
-    std::fs::write(file, "1")
 }
 
 /// How many CPUs the machine may have: the kernel has a queue for each.

@@ -76,6 +76,8 @@ pub(super) struct Session {
     /// Those of them that serve a request of the reader's.
     reads: Cell<usize>,
     ended: WaitList,
+    /// Whoever may still ask, nothing is served any more.
+    closing: Cell<bool>,
     /// Of registering an entry.
     refused: Cell<Option<Errno>>,
 }
@@ -99,6 +101,7 @@ impl Session {
             tasks: Cell::new(0),
             reads: Cell::new(0),
             ended: WaitList::default(),
+            closing: Cell::new(false),
             refused: Cell::new(None),
         });
         session.spawn(session.clone().read());
@@ -118,8 +121,9 @@ impl Session {
         self.refused.get()
     }
 
-    /// Waits until the kernel has let go: the mount is gone, or was aborted.
+    /// Serves no more, and waits until the kernel has let go: the mount is gone, or was aborted.
     pub(super) async fn close(&self) {
+        self.closing.set(true);
         self.file.disk().throttle().hurry();
         self.ended.until(self.reactor(), || self.tasks.get() == 0).await;
     }
@@ -164,6 +168,13 @@ impl Session {
         }
     }
 
+    async fn serve(&self, asked: &Asked, data: &Buffer) -> Result<usize, Errno> {
+        match self.closing.get() {
+            true => Err(Errno(libc::ENOTCONN)),
+            false => self.file.serve(asked, data).await,
+        }
+    }
+
     async fn act(&self, act: Act) -> Outcome {
         let (fd, open) = (self.descriptor.as_raw_fd(), Some(self.descriptor.clone()));
         self.reactor().submit(Op::Descriptor { fd, act, open }).await
@@ -201,7 +212,7 @@ impl Session {
         let asked =
             Asked { opcode: header.opcode, node: header.node, operation, data_len: sent.len() };
         drop(request);
-        match self.file.serve(&asked, &data).await {
+        match self.serve(&asked, &data).await {
             Ok(len) => self.answer(&header, Ok(()), data.slice(0..len).bytes()),
             Err(errno) => self.answer(&header, Err(errno), &[]),
         }
@@ -306,7 +317,7 @@ impl Session {
             operation,
             data_len: usize::try_from(entry.payload_len).unwrap_or(usize::MAX),
         };
-        let outcome = self.file.serve(&asked, data).await;
+        let outcome = self.serve(&asked, data).await;
         let (len, error) = match outcome {
             Ok(len) => (u32::try_from(len).expect("no longer than the data"), 0),
             Err(Errno(errno)) => (0, -errno),

@@ -326,6 +326,40 @@ fn an_export_that_ends_takes_the_file_away_from_its_users() {
     }
 }
 
+/// A container, or whoever has bound the file to another name, does not keep the host's mount busy.
+#[test]
+fn an_export_that_ends_takes_the_file_away_wherever_else_it_is_mounted() {
+    use rustix::mount::{UnmountFlags, mount_bind, unmount};
+    let rig = Rig::new(Level::Raid1, 2, DATA);
+    for may_ring in ways() {
+        let mut served = Served::new(&rig, may_ring);
+        let elsewhere = served.place.path().join("elsewhere");
+        File::create(&elsewhere).unwrap();
+        mount_bind(served.path(), &elsewhere).unwrap();
+        let file = OpenOptions::new().read(true).write(true).open(&elsewhere).unwrap();
+        file.write_all_at(&[1; 4096], 0).unwrap();
+        let began = now();
+        drop(served.export.take());
+        assert!(now() - began < Duration::from_secs(5), "it waits for who has the file");
+        assert!(file.read_at(&mut [0; 512], 0).is_err());
+        assert!(file.write_at(&[2; 512], 0).is_err());
+        assert!(File::open(&elsewhere).is_err());
+        assert!(!served.path().exists());
+        drop(file);
+        unmount(&elsewhere, UnmountFlags::empty()).unwrap();
+        // Nothing of it holds the volume, or came through.
+        served.export = Some(start(&rig, &served.path(), may_ring).unwrap());
+        let mut read = [0; 4096];
+        served.open().read_exact_at(&mut read, 0).unwrap();
+        assert!(read == [1; 4096]);
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "a test measures real time")]
+fn now() -> std::time::Instant {
+    std::time::Instant::now()
+}
+
 /// As a daemon leaves it that was killed: a mount that nobody serves.
 #[test]
 fn a_dead_mount_is_replaced() {
