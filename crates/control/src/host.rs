@@ -12,6 +12,7 @@ mod arrays;
 mod cores;
 mod cut;
 mod deletion;
+mod down;
 mod drives;
 mod elsewhere;
 mod exports;
@@ -57,6 +58,7 @@ use crate::device::OpenDevice;
 use crate::device::content::Content;
 use crate::engine::{self, Memory};
 use crate::history::Histories;
+use crate::host::down::Down;
 use crate::host::witness::Told;
 use crate::placement;
 use crate::refusal::{Answer, Refusal};
@@ -164,7 +166,7 @@ struct State {
     /// Exports of arrays on demand that are away.
     waiting: BTreeMap<String, Served>,
     /// Exports that could not be started, and why.
-    down: BTreeMap<String, Refusal>,
+    down: BTreeMap<String, Down>,
     /// Exports that the process before has left, or that waited, until they are taken up.
     handed: BTreeMap<String, Handed<OwnedFd>>,
     upgrades: Upgrades,

@@ -13,7 +13,8 @@ mod rig {
     pub const PATIENCE: std::time::Duration = std::time::Duration::from_secs(30);
 }
 
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::ops::RangeInclusive;
 
 use ashlar_reactor::nvme::command::Command;
 use ashlar_reactor::nvme::fabrics::ANY_CONTROLLER;
@@ -45,15 +46,20 @@ fn connect(at: SocketAddr) -> (Wire, Vec<u32>) {
     }
 }
 
+/// Creates namespaces of the subsystem, on volumes of an array.
+fn create(daemon: &Daemon, at: SocketAddr, array: &str, ids: RangeInclusive<u32>) {
+    for id in ids {
+        daemon.ok(&format!("volume create v{id} --array {array} --size 4M"));
+        let place = format!("--kind nvme-tcp --listen {at} --nqn {SUBSYSTEM} --nsid {id}");
+        daemon.ok(&format!("export create e{id} --volume v{id} {place}"));
+    }
+}
+
 #[test]
 fn disks_of_one_subsystem_go_and_come_together() {
     let mut daemon = Daemon::with_array("1", 2);
     let at = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    for id in 1..=NAMESPACES {
-        daemon.ok(&format!("volume create v{id} --array a --size 4M"));
-        let place = format!("--kind nvme-tcp --listen {at} --nqn {SUBSYSTEM} --nsid {id}");
-        daemon.ok(&format!("export create e{id} --volume v{id} {place}"));
-    }
+    create(&daemon, at, "a", 1..=NAMESPACES);
     let all: Vec<u32> = (1..=NAMESPACES).collect();
     let (mut admin, found) = connect(at);
     assert_eq!(found, all);
@@ -77,4 +83,43 @@ fn disks_of_one_subsystem_go_and_come_together() {
         assert_eq!(found, all, "round {round}");
         admin = next;
     }
+}
+
+/// As where the network comes up after the daemon.
+#[test]
+fn disks_come_together_once_their_address_is_there() {
+    let mut daemon = Daemon::with_array("1", 2);
+    let at = SocketAddr::from((Ipv4Addr::LOCALHOST, 24141));
+    create(&daemon, at, "a", 1..=NAMESPACES);
+    for round in 0..3 {
+        daemon.stop();
+        let taken = TcpListener::bind(at).unwrap();
+        daemon.start_again();
+        for id in 1..=NAMESPACES {
+            let export = daemon.json(&format!("export show e{id}"));
+            assert_eq!(export["state"], "down", "{export}");
+        }
+        drop(taken);
+        let (_admin, found) = connect(at);
+        assert_eq!(found, (1..=NAMESPACES).collect::<Vec<_>>(), "round {round}");
+    }
+}
+
+#[test]
+fn an_array_that_cannot_start_keeps_no_host_of_another_waiting() {
+    let mut daemon = Daemon::with_array("1", 2);
+    for name in ["d2", "d3"] {
+        daemon.attach_new(name);
+    }
+    daemon.ok("array create b --level 1 --drives d2,d3");
+    let at = SocketAddr::from((Ipv4Addr::LOCALHOST, 24142));
+    create(&daemon, at, "a", 1..=3);
+    create(&daemon, at, "b", 4..=NAMESPACES);
+    daemon.stop();
+    for name in ["d2", "d3"] {
+        std::fs::remove_file(daemon.path(&format!("{name}.img"))).unwrap();
+    }
+    daemon.start_again();
+    let (_admin, found) = connect(at);
+    assert_eq!(found, [1, 2, 3]);
 }

@@ -398,7 +398,10 @@ impl Host {
         let _change = self.begin().await?;
         let mut result = ScanResult::default();
         self.probe_free_drives().await;
-        for (uuid, stored_name) in self.found_arrays() {
+        let found = self.found_arrays();
+        let mut coming: BTreeMap<_, _> =
+            found.keys().map(|uuid| (*uuid, self.coming_of(*uuid))).collect();
+        for (uuid, stored_name) in found {
             let name = self.name_for_found(uuid, stored_name.as_deref());
             match self.assemble(uuid, &name, force).await {
                 Ok(()) => {
@@ -412,6 +415,7 @@ impl Host {
                     fix: refusal.fix,
                 }),
             }
+            coming.remove(&uuid);
         }
         Ok(result)
     }

@@ -91,7 +91,7 @@ impl Host {
             Ok(true) | Err(_) => false,
         };
         if is_left {
-            self.look(|state| state.down.insert(name.to_owned(), refusal.clone()));
+            self.note_down(name, refusal.clone());
             return Err(refusal.fix(format!("delete what is left: `ashlar export delete {name}`")));
         }
         self.record(|catalog| {
@@ -428,9 +428,7 @@ impl Host {
         // It is forgotten once it is gone: what fails can be tried again.
         self.stop_export(name).await;
         let erased = beside(move || forget(&known)).await?.and_then(|()| record());
-        erased.inspect_err(|refusal| {
-            self.look(|state| state.down.insert(name.to_owned(), refusal.clone()));
-        })
+        erased.inspect_err(|refusal| self.note_down(name, refusal.clone()))
     }
 
     pub(super) fn exports_of(&self, array: Uuid) -> Vec<(String, KnownExport)> {
@@ -509,50 +507,9 @@ impl Host {
                 if !waits && known.disk.is_some() && self.is_on_demand(array.uuid) {
                     self.wait_export(name, known).await;
                 }
-                self.look(|state| state.down.insert(name.to_owned(), refusal));
+                self.note_down(name, refusal);
             }
         }
-    }
-
-    /// Logs why an export is down, once, however often it is tried.
-    pub(super) fn tell_down(&self, name: &str, what: &str, refusal: &Refusal) {
-        if self.look(|state| state.down.get(name) != Some(refusal)) {
-            tracing::error!(export = name, "{what}: {}", refusal.line());
-        }
-    }
-
-    /// What kept an export from listening may have gone: an address that the host did not have yet,
-    /// or another program that listened there. Waits for no change that is under way, and for no
-    /// reactor that hangs.
-    pub async fn try_down_exports(&self) {
-        if self.down_exports().is_empty() {
-            return;
-        }
-        for core in &self.cores {
-            if engine::look(core.sender(), |_| ()).await.is_err() {
-                return;
-            }
-        }
-        let Ok(_turn) = self.changes.try_lock() else { return };
-        for (name, known, array) in self.down_exports() {
-            self.start_export_of(&name, &known, array).await;
-        }
-    }
-
-    /// Those that may be able to listen by now.
-    fn down_exports(&self) -> Vec<(String, KnownExport, Running)> {
-        self.look(|state| {
-            if state.stopping {
-                return Vec::new();
-            }
-            let may_pass = state.down.iter().filter(|(_, why)| why.may_pass);
-            let not_waiting = may_pass.filter(|(name, _)| !state.waiting.contains_key(*name));
-            let known = not_waiting.filter_map(|(name, _)| {
-                let known = state.catalog.exports.get(name)?;
-                Some((name.clone(), known.clone(), *state.arrays.get(&known.array)?))
-            });
-            known.collect()
-        })
     }
 
     /// Keeps which volume an export of an older version means from now on, and how large it is.
@@ -661,7 +618,7 @@ impl Host {
     pub async fn show_export(&self, name: &str) -> Answer<Export> {
         let (known, why) = self.look(|state| {
             let known = state.catalog.exports.get(name).cloned();
-            (known, state.down.get(name).map(Refusal::line))
+            (known, state.down.get(name).map(|its| its.why.line()))
         });
         let known = known.ok_or_else(|| unknown(name))?;
         let array = self.array_name(known.array);
@@ -695,7 +652,7 @@ impl Host {
                     format!("its guest waits for array {}: {}", export.array, why.error)
                 };
                 export.error = self.look(|state| {
-                    let down = state.down.get(name).map(Refusal::line);
+                    let down = state.down.get(name).map(|its| its.why.line());
                     state.unavailable.get(&known.array).map(waits_for).or(down)
                 });
             }

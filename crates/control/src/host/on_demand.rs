@@ -411,7 +411,7 @@ impl Host {
             }),
             Err(refusal) => {
                 self.tell_down(name, "does not wait", &refusal);
-                self.look(|state| state.down.insert(name.to_owned(), refusal));
+                self.note_down(name, refusal);
             }
         }
     }

@@ -7,7 +7,6 @@ use ashlar_target::nvme_tcp::Coming;
 use uuid::Uuid;
 
 use crate::catalog::KnownDrive;
-use crate::front::Front;
 use crate::history::Histories;
 use crate::host::Host;
 use crate::host::drives::Reopened;
@@ -53,15 +52,8 @@ impl Host {
     /// The namespaces of an array that is to be started: as long as these are held, hosts wait for
     /// all of them.
     pub(super) fn coming_of(&self, array: Uuid) -> Vec<Coming> {
-        let exports = self.exports_of(array).into_iter();
-        let coming = exports.filter_map(|(_, known)| match known.front {
-            Front::NvmeTcp { listen, nqn, .. } => Some(self.ports.coming(listen, &nqn)),
-            Front::VhostUserBlk { .. }
-            | Front::Nbd { .. }
-            | Front::Fuse { .. }
-            | Front::Ublk { .. } => None,
-        });
-        coming.collect()
+        let exports = self.exports_of(array);
+        exports.iter().filter_map(|(_, known)| self.coming(known)).collect()
     }
 
     /// Attaches a drive that was missing, and starts the arrays that waited for it. `opened`: what
