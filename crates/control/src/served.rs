@@ -238,6 +238,16 @@ pub fn user(known: &KnownExport) -> Answer<Option<String>> {
     ublk::user(device, volume).map_err(refusal)
 }
 
+/// What speaks against ending an export by what it says itself: whether somebody is connected. One
+/// that does not answer may have a user.
+pub fn usage(connected: Answer<bool>) -> Option<String> {
+    match connected {
+        Ok(true) => Some("is used".to_owned()),
+        Ok(false) => None,
+        Err(refusal) => Some(format!("may be used ({})", refusal.error)),
+    }
+}
+
 /// Whether there is something of an export that outlives a daemon.
 pub fn is_standing(known: &KnownExport) -> Answer<bool> {
     let Some((device, volume)) = standing(known) else { return Ok(false) };
@@ -312,4 +322,17 @@ fn refusal(error: ExportError) -> Refusal {
         }
     };
     Refusal { may_pass, ..refusal }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_export_that_does_not_answer_may_be_used() {
+        assert_eq!(usage(Ok(false)), None);
+        assert_eq!(usage(Ok(true)).as_deref(), Some("is used"));
+        let silent = usage(Err(Refusal::failed("the reactor does not answer")));
+        assert_eq!(silent.as_deref(), Some("may be used (the reactor does not answer)"));
+    }
 }

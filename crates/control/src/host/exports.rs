@@ -26,7 +26,7 @@ use crate::host::{Host, Running, Serving, on_demand};
 use crate::name::check_name;
 use crate::placement;
 use crate::refusal::{Answer, Refusal};
-use crate::served::{Label, Served, beside, forget, is_standing, user};
+use crate::served::{Label, Served, beside, forget, is_standing, usage, user};
 use crate::socket;
 
 /// Bytes of a virtio block device's serial number.
@@ -392,19 +392,32 @@ impl Host {
 
     pub async fn delete_export(&self, name: &str, force: bool) -> Answer<Done> {
         let _change = self.begin().await?;
-        let export = self.show_export(name).await?;
         let known = self.look(|state| state.catalog.exports.get(name).cloned());
         let known = known.ok_or_else(|| unknown(name))?;
-        if !force && let Some(user) = self.user_of(&known).await? {
-            return Err(Refusal::conflict(format!("{} is in use: {user}", export.place))
-                .fix("end that first, or use --force to take the device away"));
-        }
-        if export.state == ExportState::Connected && !force {
-            return Err(Refusal::conflict(format!("export {name} is used by a guest"))
-                .fix("shut the guest down first, or use --force to take its disk away"));
+        if !force {
+            self.check_export_unused(name, &known).await?;
         }
         self.erase_export(name, known).await?;
         Ok(Done::default())
+    }
+
+    /// Refused if somebody uses it, as far as is known: one that does not answer may have a guest.
+    async fn check_export_unused(&self, name: &str, known: &KnownExport) -> Answer<()> {
+        if let Some(user) = self.user_of(known).await? {
+            let place = known.front.place(name);
+            return Err(Refusal::conflict(format!("{place} is in use: {user}"))
+                .fix("end that first, or use --force to take the device away"));
+        }
+        let serving = self.served(name).map(|(served, _)| served);
+        let Some(served) = serving.or_else(|| self.look(|state| state.waiting.get(name).cloned()))
+        else {
+            return Ok(());
+        };
+        match usage(served.status().await.map(|its| its.connected)) {
+            None => Ok(()),
+            Some(usage) => Err(Refusal::conflict(format!("export {name} {usage} by a guest"))
+                .fix("shut the guest down first, or use --force to take its disk away")),
+        }
     }
 
     /// What speaks against taking an export's device away, if it has one. It is looked for in all
@@ -459,9 +472,8 @@ impl Host {
                 ))
                 .fix("end that first, or use --force to take the device away"));
             }
-            match served.status().await {
-                Ok(status) if !status.connected => {}
-                Ok(_) | Err(_) => connected.push(name),
+            if usage(served.status().await.map(|its| its.connected)).is_some() {
+                connected.push(name);
             }
         }
         if connected.is_empty() {

@@ -13,7 +13,7 @@ use crate::api::upgrade::{UpgradeRequest, Upgrades};
 use crate::handover::{self, CONSENT, FORMAT, Handover};
 use crate::host::{Host, Medium, Serving};
 use crate::refusal::{Answer, Refusal};
-use crate::served::{Served, beside};
+use crate::served::{Served, beside, usage};
 
 /// The option that asks a program whether it would take over, which it answers by its status.
 const CHECK_OPTION: &str = "--check-handover";
@@ -74,12 +74,11 @@ impl Host {
         let known = self.look(|state| state.catalog.exports.clone());
         for (name, known) in known.iter().filter(|(_, known)| known.front.breaks_at_upgrade()) {
             let Some((served, _)) = self.served(name) else { continue };
-            let is_used = self.user_of(known).await?.is_some()
-                || served.status().await.is_ok_and(|status| status.connected);
-            if is_used {
+            // None of these kinds is there without the daemon: it knows all of their users.
+            if let Some(usage) = usage(served.status().await.map(|its| its.connected)) {
                 let place = known.front.place(name);
                 return Err(Refusal::conflict(format!(
-                    "export {name}, {place}, is in use, and cannot be handed to another program"
+                    "export {name}, {place}, {usage}, and cannot be handed to another program"
                 ))
                 .fix("end its use first, or use --force: its users get I/O errors"));
             }
