@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use ashlar_reactor::mailbox::Sender;
 use ashlar_target::export::{Export, ExportError, Part, Usage};
-use ashlar_target::fuse::{FuseExport, FuseSpec};
+use ashlar_target::fuse::{self, FuseExport, FuseSpec};
 use ashlar_target::handed::Handed;
 use ashlar_target::limits::{Rate, RateLimits, Rates};
 use ashlar_target::nbd::{NbdExport, NbdSpec};
@@ -228,6 +228,9 @@ fn standing(known: &KnownExport) -> Option<(u32, [u8; 16])> {
 
 /// What a process before has left of an export that nobody serves any more goes.
 pub fn forget(known: &KnownExport) -> Answer<()> {
+    if let Front::Fuse { file } = &known.front {
+        return fuse::forget(file).map_err(refusal);
+    }
     let Some((device, volume)) = standing(known) else { return Ok(()) };
     ublk::forget(device, volume).map_err(refusal)
 }

@@ -141,6 +141,35 @@ fn a_file_outlives_the_daemon_and_is_deleted_with_the_export() {
     assert!(!path.exists());
 }
 
+/// Nobody mounts it again where its array does not come up.
+#[test]
+fn a_dead_mount_goes_with_its_export() {
+    if !rustix::process::geteuid().is_root() {
+        return daemon::not_tried("mounting takes root");
+    }
+    let mut daemon = with_volume();
+    let path = daemon.path("f");
+    for is_there in [false, true] {
+        if is_there {
+            std::fs::write(&path, "").unwrap();
+        }
+        daemon.ok("export create f --volume v --kind fuse --path @/f");
+        daemon.kill();
+        let drives = ["d0", "d1"].map(|name| daemon.path(&format!("{name}.img")));
+        let away = drives.clone().map(|drive| drive.with_extension("away"));
+        let both = || drives.iter().zip(&away);
+        both().for_each(|(drive, away)| std::fs::rename(drive, away).unwrap());
+        daemon.start_again();
+        let dead = File::open(&path).unwrap_err();
+        assert_eq!(dead.raw_os_error(), Some(rustix::io::Errno::NOTCONN.raw_os_error()));
+        daemon.ok("export delete f");
+        assert_eq!(path.metadata().unwrap_err().kind(), std::io::ErrorKind::NotFound);
+        daemon.stop();
+        both().for_each(|(drive, away)| std::fs::rename(away, drive).unwrap());
+        daemon.start_again();
+    }
+}
+
 /// One who has agreed on an export, and asks nothing of it.
 fn nbd_client(daemon: &Daemon, socket: &str, export: &str) -> UnixStream {
     let mut stream = UnixStream::connect(daemon.path(socket)).unwrap();

@@ -17,7 +17,7 @@ mod session;
 mod mount;
 
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::mpsc;
@@ -154,6 +154,11 @@ impl Drop for FuseExport {
         }
         self.line.withdraw();
     }
+}
+
+/// What a process that was killed has left of an export's file goes, if nobody serves it.
+pub fn forget(path: &Path) -> Result<(), ExportError> {
+    mount::forget(path).map_err(refusal)
 }
 
 fn refusal(error: MountError) -> ExportError {

@@ -436,6 +436,10 @@ impl Host {
         if !known.front.outlives_daemon() {
             record()?;
             self.stop_export(name).await;
+            // What is left of one that was not served. It is nobody's by now.
+            if let Err(refusal) = beside(move || forget(&known)).await? {
+                tracing::warn!(export = name, "{}", refusal.line());
+            }
             return Ok(());
         }
         // It is forgotten once it is gone: what fails can be tried again.

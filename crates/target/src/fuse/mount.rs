@@ -23,6 +23,8 @@ pub(super) enum MountError {
     Occupied(PathBuf),
     #[error("{path} cannot be made: {error}")]
     File { path: PathBuf, error: io::Error },
+    #[error("what is left at {path} cannot be taken away: {error}; `umount` it, and remove it")]
+    Left { path: PathBuf, error: io::Error },
     #[error("/dev/fuse cannot be opened: {0}; run the daemon as root, and `modprobe fuse`")]
     Device(io::Error),
     #[error("{path} cannot be mounted: {error}; run the daemon as root")]
@@ -125,16 +127,12 @@ fn no_connection() -> io::Result<File> {
 /// True if the file was made.
 fn make_place(path: &Path) -> Result<bool, MountError> {
     let of = |error| MountError::File { path: path.to_owned(), error };
-    let there = match look(path) {
-        // A daemon that was killed has left its mount, and the file beneath it.
-        Err(error) if is_dead(&error) => {
-            unmount(path, UnmountFlags::DETACH).map_err(|error| of(error.into()))?;
-            let there = look(path).map_err(of)?;
-            return check_place(path, &there).map(|()| true);
-        }
-        there => there,
-    };
-    match there {
+    // The file beneath was made for it.
+    if detach_dead(path).map_err(of)? {
+        let there = look(path).map_err(of)?;
+        return check_place(path, &there).map(|()| true);
+    }
+    match look(path) {
         Ok(there) => check_place(path, &there).map(|()| false),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             let made = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
@@ -142,6 +140,26 @@ fn make_place(path: &Path) -> Result<bool, MountError> {
         }
         Err(error) => Err(of(error)),
     }
+}
+
+/// What a daemon that was killed has left goes: its mount, and the file beneath it.
+pub(super) fn forget(path: &Path) -> Result<(), MountError> {
+    let of = |error| MountError::Left { path: path.to_owned(), error };
+    if detach_dead(path).map_err(of)? {
+        let there = look(path).map_err(of)?;
+        check_place(path, &there)?;
+        std::fs::remove_file(path).map_err(of)?;
+    }
+    Ok(())
+}
+
+/// Lets go of a mount that nobody serves any more. False: there is none.
+fn detach_dead(path: &Path) -> io::Result<bool> {
+    match look(path) {
+        Err(error) if is_dead(&error) => unmount(path, UnmountFlags::DETACH)?,
+        Ok(_) | Err(_) => return Ok(false),
+    }
+    Ok(true)
 }
 
 /// What is there now: what the kernel remembers of a file may be of a daemon that is dead by now.
