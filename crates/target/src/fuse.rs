@@ -119,6 +119,9 @@ fn start_session(part: &Part, spec: &FuseSpec, device: OwnedFd) -> Option<Line<S
     // From a file of the system, which is not for a reactor to read.
     let cpus = possible_cpus();
     Line::open(part.core.clone(), move |reactor| {
+        if let Err(error) = ashlar_reactor::driver::serve_kernel() {
+            tracing::warn!("memory may run out in circles: {error}; run the daemon as root");
+        }
         let volume = reactor.get(volume)?;
         // No program asks a file for a serial number.
         let disk = Disk::new(reactor, name, volume, [0; SERIAL_BYTES], 1, limits);
