@@ -83,6 +83,19 @@ impl Budget {
         Place { budget: self, number }
     }
 
+    /// Mostly it is the first one; of many that give up, in any order, each is found soon.
+    fn leave(&self, number: u64) {
+        let mut waiting = self.waiting.borrow_mut();
+        if waiting.front().is_some_and(|first| first.number == number) {
+            waiting.pop_front();
+            return;
+        }
+        // Numbers ascend in the order of the queue.
+        let found = waiting.binary_search_by_key(&number, |its| its.number);
+        let left = found.ok().and_then(|at| waiting.remove(at));
+        assert!(left.is_some(), "{number} has left before");
+    }
+
     /// Lets the first go on, if there is room for it.
     fn wake_first(&self) {
         if let Some(first) = self.waiting.borrow().front()
@@ -109,7 +122,7 @@ impl Place<'_> {
 
 impl Drop for Place<'_> {
     fn drop(&mut self) {
-        self.budget.waiting.borrow_mut().retain(|its| its.number != self.number);
+        self.budget.leave(self.number);
         // It may have been the one that kept the next from going on.
         self.budget.wake_first();
     }
