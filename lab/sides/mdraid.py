@@ -95,6 +95,9 @@ class Mdraid:
         if why := self.missing():
             raise SideError(f"{self.name}: {why}")
         self.members, self.spares = [list(members) for members in drives], list(spares)
+        # What is made last goes first: no loop device goes before the array that holds it.
+        for drive in [*(drive for members in self.members for drive in members), *self.spares]:
+            self.blocks.device(drive)
         for members in self.members:
             self.make(members)
         self.wait_whole()
@@ -104,11 +107,11 @@ class Mdraid:
         taken = self.place.check("ls /sys/block").split()
         names = (f"md{number}" for number in range(FIRST_NUMBER, 512))
         name = next(name for name in names if name not in taken)
+        devices = [self.blocks.device(drive) for drive in members]
         uuid = new_uuid()
         places.owe(self.place, "md", uuid)
         self.cleanup.callback(self.end, name, uuid)
         self.arrays.append(name)
-        devices = [self.blocks.device(drive) for drive in members]
         self.told(
             create(f"/dev/{name}", uuid, self.level, self.study.array.chunk, self.consistency,
                    devices, zeroed=self.study.drives.kind in ZEROED),

@@ -8,8 +8,8 @@ from unittest import mock
 
 from lab import study
 from lab.ledger import Ledger
-from lab.place import Host
-from lab.side import Disk
+from lab.place import Host, Output
+from lab.side import Disk, Drive
 from lab.sides import mdraid
 
 MIB = 1 << 20
@@ -75,6 +75,74 @@ class End(unittest.TestCase):
     def test_only_an_array_of_ours_is_stopped(self):
         self.assertIn("--stop /dev/md100", self.ended(UUID))
         self.assertNotIn("--stop", self.ended(mdraid.new_uuid()))
+
+
+class OnFiles(Host):
+    """A host whose commands are written down. What waits for a loop device while an array has it
+    never ends, as in the kernel: it is refused."""
+
+    def __init__(self, ledger: Ledger):
+        super().__init__(ledger)
+        self.loops, self.arrays = 0, set()
+        self.done: list[str] = []
+
+    def run(self, command: str, timeout: float = 60) -> Output:
+        text = ""
+        if command.startswith("[ -b "):
+            return Output(1, b"")
+        if "losetup --find" in command:
+            self.loops += 1
+            text = f"/dev/loop{self.loops}\n"
+        elif "/loop/dio" in command:
+            text = "1\n"
+        elif command.startswith("mdadm --create"):
+            self.arrays.add(command.split()[2])
+        elif "--stop" in command:
+            self.arrays.discard(command.split("--stop ")[1].split(";")[0])
+            self.done.append("stop")
+        elif "--detach" in command:
+            self.done.append("detach")
+            return Output(1 if self.arrays else 0, b"")
+        elif command.startswith("nproc"):
+            text = "2\nMemTotal: 8388608 kB\n"
+        elif command.startswith("cat /sys/block/md") and "array_state" in command:
+            text = "clean\n0\nidle\nnone\n"
+        elif command.startswith("cat /sys/block/md"):
+            text = "1\n"
+        return Output(0, text.encode())
+
+
+class Order(unittest.TestCase):
+    def setUp(self):
+        home = tempfile.TemporaryDirectory(prefix="ashlar-lab-test-")
+        self.addCleanup(home.cleanup)
+        self.place = OnFiles(Ledger(Path(home.name) / "ledger"))
+        self.addCleanup(self.place.close)
+        chosen = study.Side(kind="mdraid")
+        array = study.Array(count=2, data=2)
+        whole = study.Study(
+            title="t", where="host", side=(chosen,), array=array, pgbench=study.Pgbench()
+        )
+        self.side = mdraid.Mdraid(chosen, whole, self.place, Path(home.name))
+        drives = [Drive(f"d{number}", f"/d{number}", MIB) for number in range(7)]
+        self.drives = [drives[:3], drives[3:6]], drives[6:]
+        self.enterContext(mock.patch.object(self.side, "missing", return_value=None))
+
+    def test_arrays_are_stopped_before_their_loop_devices_go(self):
+        self.side.start(*self.drives, [MIB, MIB])
+        # `clean` takes down the last first, too
+        kinds = [debt.kind for debt in self.place.ledger.debts()]
+        self.assertEqual(kinds, ["loop"] * 7 + ["md"] * 2)
+        self.side.stop()
+        self.assertEqual(self.place.done, ["stop"] * 2 + ["detach"] * 7)
+        self.assertEqual(self.place.ledger.debts(), [])
+
+    def test_a_spare_that_comes_in_goes_after_the_array(self):
+        self.side.start(*self.drives, [MIB, MIB])
+        with mock.patch.object(self.side, "told"):
+            self.side.replace(1, 0)
+        self.side.stop()
+        self.assertEqual(self.place.done, ["stop"] * 2 + ["detach"] * 7)
 
 
 class Tuning(unittest.TestCase):
