@@ -48,14 +48,17 @@ class LogsDisk:
         return ["-drive", drive, "-device", device]
 
     def close(self) -> None:
-        """The guest is about to go."""
-        with contextlib.suppress(VmError):  # it has gone already
-            running = self.guest.vm is not None and self.guest.vm.running
-            if running and not self.kept.exists():
-                self.keep()
-        self.guest.close()
-        self.file.unlink(missing_ok=True)
-        self.host.ledger.settle("path", str(self.file))
+        """The guest is about to go, or never came up."""
+        vm = self.guest.vm
+        try:
+            up = vm is not None and vm.running and vm.boot_seconds is not None
+            with contextlib.suppress(VmError):  # it has gone already
+                if up and not self.kept.exists():
+                    self.keep()
+        finally:
+            self.guest.close()
+            self.file.unlink(missing_ok=True)
+            self.host.ledger.settle("path", str(self.file))
 
     def keep(self) -> None:
         packed = f"{LOGS}/{self.kept.name}"

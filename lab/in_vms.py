@@ -6,6 +6,7 @@ for each disk, which is how QEMU is told to be fast.
 """
 
 import stat
+from contextlib import ExitStack
 from pathlib import Path
 
 from demo import guest_image
@@ -93,11 +94,13 @@ class InVms:
         return sum(guest.threads_seconds()[1] for guest in self.guests)
 
     def leave(self) -> None:
-        for logs in self.logs:
-            logs.close()
-        for guest in self.guests:
-            guest.close()
-        self.guests, self.logs = [], []
+        """All of them, also where what is of one cannot be taken down."""
+        with ExitStack() as undo:
+            for guest in self.guests:
+                undo.callback(guest.close)
+            for logs in self.logs:
+                undo.callback(logs.close)
+            self.guests, self.logs = [], []
 
     def settings(self) -> dict[str, str]:
         of_guests = guests.settings(self.study, self.accel, self.plan(), self.huge_pages)

@@ -4,9 +4,11 @@ import tempfile
 import unittest
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
-from demo.vm import VmError
+from demo.vm import Vm, VmError
 from lab import guest_disks, guests, in_vms, nvme, pinning
+from lab.ledger import Ledger
 
 
 class Pinning(unittest.TestCase):
@@ -54,6 +56,54 @@ class Disks(unittest.TestCase):
         self.assertIn(f"driver=file,filename={file.name},node-name=disk0,cache.direct=on", words)
         self.assertIn("iothread=io0", words)
         self.assertIn("num-queues=4", words)
+
+
+class Logs(unittest.TestCase):
+    """Of guests whose QEMU was started. What is asked of the machine itself is made up."""
+
+    def setUp(self):
+        home = tempfile.TemporaryDirectory(prefix="ashlar-lab-test-")
+        self.addCleanup(home.cleanup)
+        self.home = Path(home.name)
+        self.ledger = Ledger(self.home / "ledger")
+
+    def guest(self, name: str) -> tuple[guest_disks.LogsDisk, guests.Guest]:
+        host = SimpleNamespace(
+            ledger=self.ledger, check=lambda _: None, write_down=lambda *_: None
+        )
+        image = SimpleNamespace(root=self.home / "root.img")
+        guest = guests.Guest(name, host)
+        logs = guest_disks.LogsDisk(host, image, self.home, self.home, guest)
+        logs.file.touch()
+        guest.vm = Vm(image)
+        guest.vm.qemu = mock.Mock()
+        guest.vm.qemu.poll.return_value = None
+        return logs, guest
+
+    def closed(self, what, *of: tuple[guest_disks.LogsDisk, guests.Guest]) -> None:
+        with mock.patch("demo.vm.child.kill") as killed:
+            try:
+                what()
+            finally:
+                ended = [call.args[0] for call in killed.call_args_list]
+                for logs, guest in of:
+                    self.assertIn(guest.vm.qemu, ended)
+                    self.assertFalse(logs.file.exists())
+                self.assertEqual(self.ledger.debts(), [])
+
+    def test_a_guest_that_has_not_booted_yet_is_ended(self):
+        logs, guest = self.guest("vm0")
+        self.closed(logs.close, (logs, guest))
+
+    def test_one_whose_cluster_cannot_be_kept_is_ended_and_so_are_all(self):
+        both = self.guest("vm0"), self.guest("vm1")
+        there = in_vms.InVms.__new__(in_vms.InVms)
+        there.logs, there.guests = map(list, zip(*both, strict=True))
+        for logs, guest in both:
+            guest.vm.boot_seconds = 1.0
+            logs.keep = mock.Mock(side_effect=OSError("no space"))
+        with self.assertRaisesRegex(OSError, "no space"):
+            self.closed(there.leave, *both)
 
 
 class Guest(unittest.TestCase):
