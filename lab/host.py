@@ -20,6 +20,8 @@ ROOM_BYTES = 1 << 30  # that a disk keeps besides the drive files
 class OnHost:
     """Drives for any study whose arrays are on this machine; and the seats of `where = "host"`."""
 
+    huge_pages = False
+
     def __init__(self, study: Study, work: Path, place: Host):
         self.study = study
         self.place = place

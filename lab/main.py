@@ -158,7 +158,7 @@ def check_study(words) -> None:
     study, home = asked(words)[:2]
     with Session(paths.cache()) as session:
         session.refuse_leftovers()
-        run = Run(study, Results(home), session, words.skip_missing, words.overwrite)
+        run = Run(study, Results.open(home), session, words.skip_missing, words.overwrite)
         run.prepare()
         run.place.close()
     for name, why in run.skipped.items():

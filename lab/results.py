@@ -4,7 +4,8 @@
       study.toml              as it was written
       study.json              as it is run: with `quick` and what was --set; study.Study reads it
       machine.json            hardware, kernel, versions of everything, limits, how it was called;
-                              skipped: side → why it could not be run here; unequal: true or false
+                              skipped: side → why it could not be run here; unequal: true or false;
+                              conditions: what all figures have in common, see conditions.py
       machine-2.json          the same when a run went on later, and so on
       sides.json              name of a side → {kind, protection, settings: {…}, load: {…}}, or
                               {skipped: why}
@@ -127,6 +128,13 @@ class Results:
             words["notes"] = tuple(words["notes"])
             words.setdefault("drives_out_told", False)
             yield Cell(**words)
+
+    def machines(self) -> list[dict]:
+        """One for each time that the run was begun or went on."""
+        found = sorted(
+            self.home.glob("machine*.json"), key=lambda path: (len(path.name), path.name)
+        )
+        return [json.loads(path.read_text()) for path in found]
 
     def is_done(self, cell: Cell) -> bool:
         return any(done.key == cell.key for done in self.cells)

@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from demo.vm import VmError
-from lab import devices, loads, machine, sampler, schedule, sides, states, where, window
+from lab import conditions, devices, loads, machine, sampler, schedule, sides, states, where, window
 from lab import place as places
 from lab.host import drive_count
 from lab.ledger import Debt, Ledger, Stayed, is_there
@@ -32,7 +32,7 @@ from lab.results import Cell, Results
 from lab.sampler import Sampler
 from lab.schedule import Block
 from lab.side import Side, SideError
-from lab.sides.ashlar import program
+from lab.sides.ashlar import host_program, program
 from lab.study import State, Study, Where
 
 MIB = 1 << 20
@@ -145,9 +145,10 @@ class Run:
             problems += self.missing_sides()
         problems += machine.problems(self.study, self.sides, self.results.home)
         problems += self.drive_problems()
+        problems += self.mixture_problems()
         there = all(map(devices.is_block, self.study.drives.paths))
         if self.sides and there:
-            self.disk_bytes = self.sizes()
+            self.disk_bytes = conditions.disks_as_before(self.results.machines(), self.sizes())
             problems += machine.size_problems(self.study, min(self.disk_bytes))
         if problems:
             self.place.close()
@@ -161,6 +162,24 @@ class Run:
         if drives.kind != "block":
             return []
         return [*devices.problems(drives.paths, self.overwrite), *devices.other_drives(drives)]
+
+    def mixture_problems(self) -> list[str]:
+        its = {side.name for side in self.study.side if side.kind == "ashlar"}
+        are_done = any(cell.side in its for cell in self.results.cells)
+        program = self.ashlar_measured() if are_done else ""
+        return conditions.other_program(self.results.machines(), program) if program else []
+
+    def ashlar_measured(self) -> str:
+        """The sum of the program, if any cell of it is left."""
+        is_left = any(block.side.kind == "ashlar" for block in self.left())
+        return conditions.checksum(host_program()) if is_left else ""
+
+    def left(self) -> list[Block]:
+        return [
+            block
+            for block in schedule.blocks(self.study)
+            if block.side.name in self.sides and not all(map(self.results.is_done, block.cells))
+        ]
 
     def missing_sides(self) -> list[str]:
         """Sides that cannot run here are problems, or are left out."""
@@ -190,11 +209,7 @@ class Run:
     # The study
 
     def run(self) -> None:
-        left = [
-            block
-            for block in schedule.blocks(self.study)
-            if block.side.name in self.sides and not all(map(self.results.is_done, block.cells))
-        ]
+        left = self.left()
         cells = sum(not self.results.is_done(cell) for block in left for cell in block.cells)
         expected = Expected(len(left), cells, schedule.seconds_of(self.study))
         with Screen(self.study.title, expected) as self.screen, undone(self.cleanup):
@@ -223,10 +238,16 @@ class Run:
         postgres = program_directory(self.place) if self.study.pgbench else ""
         told = machine.description(self.study, postgres, program(self.place))
         told["where"] = self.where.settings()
+        told["conditions"] = conditions.now(
+            self.study, told["where"], self.where.huge_pages, self.disk_bytes,
+            self.ashlar_measured(),
+        )  # fmt: skip
         told["disk_bytes"] = self.disk_bytes
         told["unequal"] = self.study.unequal
         told["skipped"] = self.skipped
         write_json(self.numbered("machine"), told)
+        for changed in conditions.changes(self.results.machines()):
+            self.screen.line(f"NOT AS THIS RUN WAS BEGUN, and the report says so: {changed}")
         if self.study.raw and not (self.results.home / "raw.json").exists():
             from lab.loads.fio import measure_drives
 
@@ -319,7 +340,8 @@ class Run:
         path = self.results.home / "sides.json"
         known = json.loads(path.read_text()) if path.exists() else {}
         for name, why in self.skipped.items():
-            known[name] = {"skipped": why}
+            if "settings" not in known.get(name, {}):  # else it was measured before
+                known[name] = {"skipped": why}
         chosen = next(each for each in self.study.side if each.name == side.name)
         known[side.name] = {
             "kind": chosen.kind,

@@ -40,6 +40,7 @@ class Seat:
 
 class Where(Protocol):
     place: Place  # where drives and arrays are
+    huge_pages: bool  # whether the memory of guests is of those
 
     def problems(self) -> list[str]:
         """Why it cannot be brought up here, each with its fix."""

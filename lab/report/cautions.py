@@ -6,7 +6,7 @@ Red is what makes a comparison unfair or a database unsafe; the others say how f
 import re
 from dataclasses import dataclass
 
-from lab import schedule, window
+from lab import conditions, schedule, window
 from lab.report import tables
 from lab.report.source import Source
 from lab.side import RESYNC_ALL
@@ -39,8 +39,8 @@ class Caution:
 
 def all_of(source: Source) -> list[Caution]:
     found = [
-        *synthetic(source), *unequal(source), *durability(source), *write_holes(source),
-        *resyncs(source), *caches(source), *narrower(source),
+        *synthetic(source), *mixed(source), *unequal(source), *durability(source),
+        *write_holes(source), *resyncs(source), *caches(source), *narrower(source),
         *not_in_state(source), *two_told_as_one(source), *failures(source), *given_up(source),
         *short(source), *unfinished(source), *skipped(source),
         *surprising(source), *surroundings(source), *interrupted(source),
@@ -51,6 +51,16 @@ def all_of(source: Source) -> list[Caution]:
 def synthetic(source: Source):
     if "SYNTHETIC" in source.study.title:
         yield Caution("SYNTHETIC results, made up by a test: nothing here was measured.", True)
+
+
+def mixed(source: Source):
+    """A run that went on: figures of before and after stand in one table."""
+    if changes := conditions.changes(source.machines):
+        yield Caution(
+            "NOT MEASURED UNDER THE SAME CONDITIONS: the run went on with others. "
+            f"{'; '.join(changes)}. Figures of before and after are no comparison of equals.",
+            True,
+        )
 
 
 def unequal(source: Source):

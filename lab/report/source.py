@@ -41,11 +41,10 @@ class Source:
             )
         study = read_study(home)
         figures = tuple(stats.of(results, cell, log_share(study, cell)) for cell in results.cells)
-        machines = sorted(home.glob("machine*.json"), key=lambda path: (len(path.name), path.name))
         return cls(
             home,
             study,
-            tuple(json.loads(path.read_text()) for path in machines),
+            tuple(results.machines()),
             read_json(home / "sides.json"),
             read_json(home / "raw.json"),
             results,

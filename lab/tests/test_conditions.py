@@ -1,0 +1,142 @@
+"""Goal: a run that goes on mixes nothing that cannot be mixed, and says what else has changed.
+
+Method: directories of results as an earlier call has left them; the program is a file of the test.
+"""
+
+import json
+import os
+import tempfile
+import unittest
+from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
+
+from lab import conditions
+from lab import run as runs
+from lab.place import Host
+from lab.report import cautions
+from lab.results import Results
+from lab.schedule import blocks
+from lab.study import Study
+
+MIB = 1 << 20
+STUDY = Study.model_validate(
+    {
+        "title": "t", "where": "host", "side": [{"kind": "ashlar"}, {"kind": "btrfs"}],
+        "drives": {"directory": "/here"}, "repeats": 2,
+        "fio": {"patterns": [{"name": "p", "rw": "randread"}]},
+    }
+)  # fmt: skip
+
+
+class Side:
+    name = "ashlar"
+    protection = SimpleNamespace(losses=1, write_hole="closed")
+
+    def missing(self):
+        return None
+
+    def capacity_bytes(self, drives) -> int:
+        return 1000 * MIB
+
+    def settings(self) -> dict:
+        return {"version": "1"}
+
+
+class GoingOn(unittest.TestCase):
+    def setUp(self):
+        home = tempfile.TemporaryDirectory(prefix="ashlar-lab-test-")
+        self.addCleanup(home.cleanup)
+        self.home = Path(home.name)
+        self.program = self.home / "ashlar"
+        self.program.write_text("one")
+        self.enterContext(mock.patch.dict(os.environ, {"ASHLAR": str(self.program)}))
+        self.cells = [cell for block in blocks(STUDY) for cell in block.cells]
+
+    def run_of(self, *done: str) -> runs.Run:
+        """That goes on where one cell of each of these sides is done."""
+        results = Results(self.home, [next(c for c in self.cells if c.side == its) for its in done])
+        session = SimpleNamespace(home=self.home, ledger=None)
+        return runs.Run(STUDY, results, session, False)
+
+    def prepared(self, *done: str) -> runs.Run:
+        run = self.run_of(*done)
+        there = mock.Mock(
+            place=Host(None), huge_pages=False, **{"disks.return_value": 1, "problems": list}
+        )
+        with (
+            mock.patch.object(runs.where, "make", return_value=there),
+            mock.patch.object(runs.sides, "make", return_value=Side()),
+            mock.patch.object(runs.machine, "problems", return_value=[]),
+        ):
+            run.prepare()
+        return run
+
+    def was(self, number: int = 1, **changed) -> dict:
+        """What the call of that number has left."""
+        run = self.run_of()
+        run.sides = dict.fromkeys(("ashlar", "btrfs"))
+        its = conditions.now(STUDY, {}, False, [900 * MIB], run.ashlar_measured()) | changed
+        name = "machine.json" if number == 1 else f"machine-{number}.json"
+        (self.home / name).write_text(json.dumps({"conditions": its}))
+        return its
+
+    def test_another_program_is_refused_where_figures_of_the_first_are_there(self):
+        self.was()
+        self.prepared("ashlar")
+        self.program.write_text("two")
+        self.prepared("btrfs")  # nothing of the first is mixed with
+        with self.assertRaisesRegex(runs.Refusal, "set ASHLAR to that one, or begin anew"):
+            self.prepared("ashlar")
+
+    def test_the_program_is_the_one_that_was_measured_last(self):
+        self.was()
+        self.program.write_text("two")
+        self.was(2)
+        self.was(3, ashlar="")  # measured nothing of it
+        self.prepared("ashlar")
+        self.program.write_text("one")
+        with self.assertRaises(runs.Refusal):
+            self.prepared("ashlar")
+
+    def test_disks_stay_as_large_as_they_were(self):
+        self.assertEqual(self.prepared().disk_bytes, [900 * MIB])
+        self.was(disk_bytes=[500 * MIB])
+        self.assertEqual(self.prepared().disk_bytes, [500 * MIB])
+        self.was(disk_bytes=[901 * MIB])
+        self.assertEqual(self.prepared().disk_bytes, [900 * MIB])
+
+    def test_what_has_changed_is_told_in_red(self):
+        self.was()
+        self.was(2)
+        machines = Results(self.home).machines
+        self.assertEqual(list(cautions.mixed(SimpleNamespace(machines=machines()))), [])
+        for key, value in [
+            ("kernel", "9.9"), ("huge_pages", True), ("disk_bytes", [1]), ("directory", "/there"),
+            ("guest_kernel", "6.6"),
+        ]:  # fmt: skip
+            self.was(3, **{key: value})
+            (said,) = cautions.mixed(SimpleNamespace(machines=machines()))
+            self.assertTrue(said.red)
+            self.assertIn(str(value), said.text)
+        self.was(3, ashlar="another, of which nothing was measured before")
+        self.assertEqual(conditions.changes(machines()), [])
+
+    def test_an_older_run_has_said_some_of_it(self):
+        older = {"kernel": {"release": "6.1"}, "disk_bytes": [MIB]}
+        newer = {"conditions": conditions.now(STUDY, {}, False, [MIB], "") | {"kernel": "6.12"}}
+        self.assertEqual(conditions.changes([older, newer]), ["the kernel: 6.1, then 6.12"])
+        self.assertEqual(conditions.changes([{}, newer]), [])
+        self.assertEqual(conditions.other_program([older], "x"), [])
+
+    def test_a_side_that_was_measured_keeps_its_settings(self):
+        measured = {"kind": "btrfs", "settings": {"version": "6.2"}}
+        (self.home / "sides.json").write_text(json.dumps({"btrfs": measured}))
+        run = self.run_of("btrfs")
+        run.skipped = {"btrfs": "mkfs.btrfs is missing"}
+        run.write_sides(Side(), mock.Mock(**{"settings.return_value": {}}))
+        self.assertEqual(json.loads((self.home / "sides.json").read_text())["btrfs"], measured)
+
+
+if __name__ == "__main__":
+    unittest.main()
