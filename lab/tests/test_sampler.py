@@ -140,6 +140,19 @@ class Logs(unittest.TestCase):
         self.assertEqual(found.total, 1000)
         self.assertAlmostEqual(found.latency_ms_sums[0] / 300, 2.0)
 
+    def test_a_second_of_fio_is_as_slow_as_its_requests_were(self):
+        """900 reads of 1 ms and 100 writes of 11 ms; then one job has read 200, two 100 each."""
+        said = {"jobs": [{"read": {"total_ios": 1100, "runtime": 2000},
+                          "write": {"total_ios": 300, "runtime": 2000}, "error": 0}]}  # fmt: skip
+        iops = "1000, 900, 0, 0, 0\n1000, 100, 1, 0, 0\n2000, 200, 0, 0, 0\n"
+        iops += "2001, 100, 1, 0, 0\n2001, 100, 1, 0, 0\n"
+        latency = "1000, 1000000, 0, 0, 0\n1000, 11000000, 1, 0, 0\n2000, 3000000, 0, 0, 0\n"
+        latency += "2001, 4000000, 1, 0, 0\n2001, 6000000, 1, 0, 0\n"
+        found = fio.measured(said, iops, latency)
+        self.assertEqual(found.operations, {0: 1000, 1: 400})
+        self.assertAlmostEqual(found.latency_ms_sums[0] / 1000, 2.0)
+        self.assertAlmostEqual(found.latency_ms_sums[1] / 400, 4.0)  # (200 x 3 + 200 x 5) / 400
+
     def test_only_seconds_in_which_all_loads_were_measured_count(self):
         one = Measured(100.0, 10.0, {0: 5, 1: 5}, {})
         two = Measured(100.25, 10.0, {0: 7}, {}, failed=1, notes=("n",))
