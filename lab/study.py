@@ -9,7 +9,7 @@ that it resembles, before anything is started. Sizes are `64K`, `4G`, powers of 
 import difflib
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Literal
@@ -116,6 +116,17 @@ class Array(Table):
 
 
 SIDES = ("ashlar", "mdraid", "raw", "btrfs", "zfs", "qemu-storage-daemon", "spdk")
+
+
+# Words of a side besides `kind` and `name`: a word that does nothing would be taken for measured.
+WORDS = {
+    "ashlar": ("policy", "integrity", "cores", "export"),
+    "mdraid": ("policy", "bitmap", "group_thread_cnt", "stripe_cache_size"),
+    "qemu-storage-daemon": ("cores",),
+    "spdk": ("cores",),
+}
+POLICIES = {"ashlar": ("journal", "bitmap", "none"), "mdraid": ("ppl",)}
+KIND_OF = {"paths": "block", "iops": "model", "mbps": "model"}  # of drives that have this word
 
 
 class Side(Table):
@@ -252,9 +263,34 @@ def load(path: Path, quick: bool = False, changes: Sequence[str] = ()) -> Study:
         chosen = shortened if quick else words
         for change in changes:
             chosen = changed(chosen, change)
-        return Study.model_validate(chosen)
+        made = Study.model_validate(chosen)
     except ValidationError as error:
         raise StudyError("\n".join(f"{path}: {told(one)}" for one in error.errors())) from None
+    if found := [*useless_of_sides(made), *useless_of_drives(made.drives)]:
+        raise StudyError("\n".join(f"{path}: {one}" for one in found))
+    return made
+
+
+def useless_of_sides(study: Study) -> Iterator[str]:
+    """Words that a side's kind does not have. Not in the model: results of before are still read,
+    and a study.json has all words."""
+    for side in study.side:
+        its, policies = WORDS.get(side.kind, ()), POLICIES.get(side.kind, ())
+        for word in sorted(side.model_fields_set - {"kind", "name", *its}):
+            allowed = ", ".join(f"`{each}`" for each in its) or "nothing but a `name`"
+            yield f"`side.{side.name}.{word}`: a side of kind {side.kind} takes {allowed}"
+        if "policy" in its and side.policy not in (None, *policies):
+            allowed = ", ".join(f'"{each}"' for each in policies)
+            yield (
+                f'`side.{side.name}.policy`: "{side.policy}" is no policy of kind {side.kind}, '
+                f"which takes {allowed}, or none of it said"
+            )
+
+
+def useless_of_drives(drives: Drives) -> Iterator[str]:
+    for word, kind in KIND_OF.items():
+        if word in drives.model_fields_set and drives.kind != kind:
+            yield f'`drives.{word}`: drives of kind "{drives.kind}" have none, say kind = "{kind}"'
 
 
 def as_run(path: Path) -> Study:

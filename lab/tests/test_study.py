@@ -79,6 +79,37 @@ class Studies(unittest.TestCase):
                 top, bottom = ("", change) if change.startswith("[") else (change, "")
                 self.assertIn(said, self.refusal(f"{top}\n{GOOD}\n{bottom}"))
 
+    def test_words_that_a_kind_of_side_does_not_have(self):
+        for kind, word, said in [
+            ("ashlar", 'policy = "ppl"', '"journal", "bitmap", "none"'),
+            ("mdraid", 'policy = "journal"', 'takes "ppl"'),
+            ("ashlar", "bitmap = true", "`policy`, `integrity`, `cores`, `export`"),
+            ("mdraid", 'cores = "1"', "`bitmap`, `group_thread_cnt`, `stripe_cache_size`"),
+            ("btrfs", 'policy = "bitmap"', "nothing but a `name`"),
+            ("zfs", "integrity = true", "nothing but a `name`"),
+            ("raw", 'export = "ublk"', "nothing but a `name`"),
+            ("spdk", "stripe_cache_size = 1", "takes `cores`"),
+            ("qemu-storage-daemon", 'policy = "none"', "takes `cores`"),
+        ]:
+            with self.subTest(f"{kind}, {word}"):
+                its = f'name = "x"\nkind = "{kind}"\n{word}'
+                refused = self.refusal(GOOD.replace('kind = "ashlar"', its))
+                self.assertIn(f"`side.x.{word.split()[0]}`", refused)
+                self.assertIn(said, refused)
+        its = 'kind = "mdraid"\npolicy = "ppl"\ngroup_thread_cnt = 0'
+        made = self.load(GOOD.replace('kind = "ashlar"', its))
+        # What a run has written down says every word.
+        with tempfile.TemporaryDirectory() as directory:
+            (path := Path(directory) / "study.json").write_text(made.model_dump_json())
+            self.assertEqual(study.as_run(path), made)
+
+    def test_words_that_a_kind_of_drives_does_not_have(self):
+        for change, kind in [("drives.iops=5", "model"), ("drives.mbps=5", "model"),
+                             ('drives.paths=["/dev/x"]', "block")]:  # fmt: skip
+            self.assertIn(f'say kind = "{kind}"', self.refusal(GOOD, (change,)))
+        self.load(GOOD, changes=('drives={kind="block", paths=["/dev/x"]}',))
+        self.load(GOOD, changes=('drives={kind="model", iops=5, mbps=5}',))
+
     def test_all_mistakes_are_told_at_once(self):
         said = self.refusal(GOOD.replace("scale = 10", "scale = 0\nclient = 1"))
         wrong = {line.split("`")[1] for line in said.splitlines()}
