@@ -10,8 +10,8 @@
       sides.json              name of a side → {kind, protection, settings: {…}, load: {…}}, or
                               {skipped: why}
       raw.json                what the bare drives do: pattern → {drives, iops, bytes_per_sec, …},
-                              all at once; “pattern, 5 drives” → the same of those of the first
-                              arrays alone, where a cell loads no others; if asked
+                              all at once; “pattern, 5 drives” → the same of the first of them
+                              alone, where a cell of a side loads no others; if asked
       commands.log            every command in order, with its time and its answer
       cells.jsonl             one line for each finished cell; a line is written when it is over
       failures.jsonl          one line for each try that failed: {cell: {…}, error, at}; such a
@@ -58,7 +58,7 @@ SECONDS = [
 
 def of_drives(pattern: str, drives: int) -> str:
     """Its key in raw.json, where not all drives are meant. No pattern has such a name."""
-    return f"{pattern}, {drives} drives"
+    return f"{pattern}, {drives} drive{'s' * (drives > 1)}"
 
 
 class ResultsError(Exception):

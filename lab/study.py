@@ -127,6 +127,7 @@ WORDS = {
 }
 POLICIES = {"ashlar": ("journal", "bitmap", "none"), "mdraid": ("ppl",)}
 KIND_OF = {"paths": "block", "iops": "model", "mbps": "model"}  # of drives that have this word
+ALONE = ("raw", "qemu-storage-daemon", "spdk")  # give each load a drive of its own
 
 
 class Side(Table):
@@ -213,9 +214,9 @@ class Study(Table):
         """How many are given to loads, which is how many loads there are."""
         return self.vm.count if self.where == Where.VM else self.array.count
 
-    def drives_behind(self, loads: int) -> int:
-        """Members of the arrays on which so many loads have their disks."""
-        return min(self.array.count, loads) * self.array.members
+    def drives_behind(self, loads: int, kind: str) -> int:
+        """On which so many loads have their disks: members of arrays, or a drive for each."""
+        return loads if kind in ALONE else min(self.array.count, loads) * self.array.members
 
     @model_validator(mode="after")
     def fits_together(self):

@@ -232,7 +232,7 @@ def entries(log: str):
 
 def measure_drives(study: studies.Study, where: Where, say: Callable[[str], None]) -> dict:
     """Each pattern on all members of all arrays at once: what their sum could do at best. And on
-    those of the first arrays alone, where loads use no others: drives that share a disk do less
+    the first of them alone, where loads of a side use no others: drives that share a disk do less
     each, the more of them there are."""
     place = where.place
     arrays, _ = where.drives()
@@ -261,8 +261,13 @@ def measure_drives(study: studies.Study, where: Where, say: Callable[[str], None
 
 
 def fewer_drives(study: studies.Study) -> list[int]:
-    """How many stand behind cells that load the first arrays only."""
-    behind = {study.drives_behind(loads) for _, _, loads in schedule.loads_of(study)}
+    """How many stand behind cells that load the first arrays only, and behind sides that give each
+    load a drive."""
+    behind = {
+        study.drives_behind(loads, side.kind)
+        for _, _, loads in schedule.loads_of(study)
+        for side in study.side
+    }
     return sorted(behind - {study.array.count * study.array.members})
 
 

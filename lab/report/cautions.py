@@ -230,7 +230,8 @@ def surprising(source: Source):
             name = f"{source.title_of(load, loads)}, {one.cell.state}: {one.cell.side}"
             share, healthy = tables.efficiency(source, one), tables.of_healthy(source, one)
             if share and share > ABOVE:
-                fewer = source.study.drives_behind(loads) < source.raw_drives(load, loads)
+                used = source.drives_behind(loads, one.cell.side)
+                fewer = used < source.raw_drives(load, loads, one.cell.side)
                 yield Caution(
                     f"{name} did {share:.0%} of what the bare drives do: a cache has answered, or "
                     "the drives were measured in a worse moment"

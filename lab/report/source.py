@@ -82,8 +82,12 @@ class Source:
         """With whom the others are compared; none, where there is one side only."""
         if len(self.names) < 2:
             return None
-        kinds = {name: self.sides.get(name, {}).get("kind") for name in self.names}
-        return next((name for name in self.names if kinds[name] == FIRST_COMPARED), self.names[0])
+        return next(
+            (name for name in self.names if self.kind(name) == FIRST_COMPARED), self.names[0]
+        )
+
+    def kind(self, side: str) -> str:
+        return self.sides.get(side, {}).get("kind", "")
 
     @property
     def skipped(self) -> dict[str, str]:
@@ -114,15 +118,18 @@ class Source:
         way = next((pattern.rw for pattern in patterns if pattern.name == load), "")
         return load == "select-only" or way in ("read", "randread")
 
-    def raw_of(self, load: str, loads: int) -> dict:
-        """What as many bare drives did. An older run measured one number of them only: all, or
-        before that those of one array."""
-        its = self.raw.get(of_drives(load, self.study.drives_behind(loads)))
+    def drives_behind(self, loads: int, side: str) -> int:
+        return self.study.drives_behind(loads, self.kind(side))
+
+    def raw_of(self, load: str, loads: int, side: str) -> dict:
+        """What as many bare drives did as this side used. An older run measured one number of them
+        only: all, or before that those of one array."""
+        its = self.raw.get(of_drives(load, self.drives_behind(loads, side)))
         return its or self.raw.get(load, {})
 
-    def raw_drives(self, load: str, loads: int) -> int:
+    def raw_drives(self, load: str, loads: int, side: str) -> int:
         """How many did it."""
-        return self.raw_of(load, loads).get("drives", self.study.array.members)
+        return self.raw_of(load, loads, side).get("drives", self.study.array.members)
 
     @cached_property
     def loads(self) -> list[tuple[str, int]]:

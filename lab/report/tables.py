@@ -112,11 +112,11 @@ def of_healthy(source: Source, one: Summary) -> float | None:
 
 def efficiency(source: Source, one: Summary) -> float | None:
     """Of what as many bare drives did, in the same run."""
-    load, loads = one.cell.load, one.cell.loads
-    iops = source.raw_of(load, loads).get("iops")
+    of = (one.cell.load, one.cell.loads, one.cell.side)
+    iops = source.raw_of(*of).get("iops")
     if not iops:
         return None
-    share = source.study.drives_behind(loads) / source.raw_drives(load, loads)
+    share = source.drives_behind(one.cell.loads, one.cell.side) / source.raw_drives(*of)
     return one.per_second.median / (iops * share)
 
 
@@ -168,23 +168,35 @@ def verdict(source: Source) -> Iterator[Table]:
 
 def bare_drives(source: Source, load: str, loads: int) -> str:
     """What “of bare drives” compares with what: it is no more than that."""
-    raw = source.raw_of(load, loads)
     patterns = source.study.fio.patterns if source.study.fio else ()
     pattern = next((one for one in patterns if one.name == load), None)
-    if not raw or not pattern or "drives" not in raw:
+    sides: dict[int, list[str]] = {}  # by the number of drives that they used
+    for name in source.names:
+        sides.setdefault(source.drives_behind(loads, name), []).append(name)
+    raw = {used: source.raw_of(load, loads, names[0]) for used, names in sides.items()}
+    if not pattern or not all("drives" in its for its in raw.values()):
         return ""
-    each = raw.get("depth_of_each", pattern.depth * pattern.jobs)
-    drives, asked = raw["drives"], pattern.depth * pattern.jobs * loads
-    said = (
-        f"“Of bare drives”: {asked} I/Os under way in all, beside {each * drives:g} on {drives} "
-        f"drives by themselves ({each:g} on each)"
+    asked = pattern.depth * pattern.jobs
+    beside = "; ".join(
+        f"{', '.join(names)}: " * (len(sides) > 1) + beside_drives(raw[used], used, asked)
+        for used, names in sides.items()
     )
-    if (behind := source.study.drives_behind(loads)) != drives:  # of an older run
-        said += f", whose rate is taken times {behind}/{drives}: this load has {behind} drives"
+    said = f"“Of bare drives”: {asked * loads} I/Os under way in all, beside {beside}"
     if source.study.drives.kind == "file":
         said += "; the drives' files were read and written directly, and sides of the kernel use "
         said += "them through loop devices"
     return f"{said}."
+
+
+def beside_drives(raw: dict, used: int, asked: int) -> str:
+    each, drives = raw.get("depth_of_each", asked), raw["drives"]
+    said = f"{each * drives:g} on {drives} drives by themselves ({each:g} on each)"
+    if drives == 1:
+        said = f"{each:g} on one drive by itself"
+    if used != drives:  # of an older run
+        said += f", whose rate is taken times {used}/{drives}: this load has {used} drive"
+        said += "s" * (used > 1)
+    return said
 
 
 def unread(source: Source, load: str, summaries: list[Summary]) -> str:

@@ -68,7 +68,7 @@ mbps = 200
 kind = "ashlar"
 
 [[side]]
-kind = "raw"
+kind = "btrfs"
 name = "raid0"
 
 [vm]
@@ -269,7 +269,7 @@ def fio(home: Path) -> Results:
         FIO_STUDY,
         {
             "ashlar": side("ashlar", 1, "closed", policy="journal", export="vhost-user-blk"),
-            "raid0": side("raw", 0, "none to close", level="RAID 0 by the loop device"),
+            "raid0": side("btrfs", 0, "none to close", data="raid0"),
         },
     )
     raw = {

@@ -287,6 +287,28 @@ class Cautions(InADirectory):
         self.assertAlmostEqual(shares[1], 0.48, delta=0.02)
         self.assertAlmostEqual(shares[2], 0.96, delta=0.02)
 
+    def test_a_side_with_a_drive_for_each_load_is_beside_as_many(self):
+        synthetic.fio(self.home)
+        self.change("sides.json", lambda sides: sides["raid0"].update(kind="raw"))
+        found = {"randread, 1 drive": {"drives": 1, "iops": 50_000},
+                 "randread, 2 drives": {"drives": 2, "iops": 100_000}}  # fmt: skip
+        source = self.change("raw.json", lambda raw: raw.update(found))
+        shares = {(one.cell.side, one.cell.loads): tables.efficiency(source, one)
+                  for loads in (1, 2) for one in source.telling("randread", loads)
+                  if one.cell.state == "healthy"}  # fmt: skip
+        wanted = {("ashlar", 1): 0.95, ("ashlar", 2): 0.95, ("raid0", 1): 0.97, ("raid0", 2): 0.48}
+        for key, share in wanted.items():
+            self.assertAlmostEqual(shares[key], share, delta=0.03)
+        said = tables.bare_drives(source, "randread", 1)
+        self.assertIn("beside ashlar: 160 on 5 drives by themselves (32 on each); ", said)
+        self.assertIn("raid0: 32 on one drive by itself.", said)
+        said = tables.bare_drives(source, "randread", 2)
+        self.assertIn("raid0: 64 on 2 drives by themselves (32 on each).", said)
+        # An older run measured all of them only.
+        said = tables.bare_drives(source, "randwrite", 1)
+        self.assertIn("ashlar: 160 on 5 drives by themselves (32 on each); raid0: 160 on 5", said)
+        self.assertIn("whose rate is taken times 1/5: this load has 1 drive.", said)
+
     def test_an_older_run_takes_a_share_of_all_drives_and_says_it(self):
         told = self.other(self.two_arrays({}))
         self.assertRegex(told, r"randread, 1 VM, healthy: raid0 did 1[89]\d% of what the bare")

@@ -366,6 +366,9 @@ class Disks(InDirectory):
             words["fio"] = FIO | {"vms": [3, 4]}  # a disk on each array
             found = measure_drives(Study.model_validate(words), where, lambda what: None)
             self.assertEqual(list(found), ["p"])
+            words["side"] = [{"kind": "ashlar"}, {"kind": "raw"}]  # which takes a drive for each
+            found = measure_drives(Study.model_validate(words), where, lambda what: None)
+            self.assertEqual(list(found), ["p", "p, 3 drives", "p, 4 drives"])
 
     def test_storage_has_huge_pages_beside_the_guests(self):
         vm = {"count": 2, "memory": "1G", "huge_pages": True}
