@@ -203,17 +203,26 @@ def unread(source: Source, load: str, summaries: list[Summary]) -> str:
     """Reads that a cache has answered say nothing of the array."""
     if not source.only_reads(load):
         return ""
-    found = []
+    found, uncounted = [], []
     for one in summaries:
         reads = one.spread(lambda each: over(each.cell.array_reads, each.cell.operations))
-        if reads and reads.median < READS_ENOUGH:
+        if reads is None:
+            uncounted.append(f"{one.cell.side}, {one.cell.state}")
+        elif reads.median < READS_ENOUGH:
             found.append(f"{one.cell.side}, {one.cell.state}")
-    if not found:
-        return ""
-    return (
-        f"THE ARRAY WAS NOT READ: memory answered, with less than one read of the array for "
-        f"{1 / READS_ENOUGH:.0f} operations. These rows say nothing of arrays: {'; '.join(found)}."
-    )
+    said = []
+    if found:
+        said.append(
+            "THE ARRAY WAS NOT READ: memory answered, with less than one read of the array for "
+            f"{1 / READS_ENOUGH:.0f} operations. These rows say nothing of arrays: "
+            f"{'; '.join(found)}."
+        )
+    if uncounted and (found or not source.is_fio):  # fio asks for no cache
+        said.append(
+            "Reads of the array were not counted, and memory may have answered these rows too: "
+            f"{'; '.join(uncounted)}."
+        )
+    return " ".join(said)
 
 
 def middle(value: Spread | None) -> str:

@@ -393,6 +393,24 @@ class Cautions(InADirectory):
         self.assertNotIn("ashlar", verdict.warning)
         self.assertIn(verdict.warning, report.make(self.home).read_text())
 
+    def test_reads_that_nobody_counted_may_have_been_of_memory(self):
+        self.known(STUDY.replace("simple-update", "select-only"))
+        path = self.home / "cells.jsonl"
+        cells = [json.loads(line) for line in path.read_text().splitlines()]
+
+        def verdict(mdraid_reads: int, of_ashlar: int | None) -> str:
+            for cell in cells:
+                reads = mdraid_reads if cell["side"] == "mdraid" else of_ashlar
+                cell["array_reads"] = reads and reads * cell["operations"]
+            path.write_text("".join(json.dumps(cell) + "\n" for cell in cells))
+            return next(tables.verdict(Source.read(self.home))).warning
+
+        uncounted = "were not counted, and memory may have answered these rows too: ashlar, healthy"
+        self.assertEqual(verdict(1, 1), "")
+        self.assertIn(uncounted, verdict(1, None))
+        self.assertNotIn("THE ARRAY WAS NOT READ", verdict(1, None))
+        self.assertRegex(verdict(0, None), f"^THE ARRAY WAS NOT READ.* mdraid, .*{uncounted}")
+
     def test_short_ones(self):
         synthetic.pgbench(self.home, STUDY.replace("seconds = 100", "seconds = 5"), RATES)
         self.assertIn("5 s only", " ".join(self.red(Source.read(self.home))))
