@@ -21,7 +21,7 @@ from lab import devices, paths
 from lab import study as studies
 from lab.ledger import LedgerError, Stayed
 from lab.loads import LoadError
-from lab.results import Results, ResultsError
+from lab.results import Results, ResultsError, to_go_on
 from lab.run import Incomplete, Refusal, Run, RunError, Session
 from lab.side import SideError
 from lab.study import Study, StudyError
@@ -180,8 +180,7 @@ def run_study(words) -> None:
         except Incomplete as error:
             incomplete = error
         except BaseException:
-            again = "--overwrite " * words.overwrite
-            print(f"to go on: ashlar-lab run {again}--resume {home}", file=sys.stderr)
+            print(f"to go on: {again(words, home)}", file=sys.stderr)
             raise
     print(f"results: {home}")
     try:
@@ -190,8 +189,13 @@ def run_study(words) -> None:
             make_report(words)
     finally:
         if incomplete:
-            print(f"to try again what failed: ashlar-lab run --resume {home}", file=sys.stderr)
+            print(f"to try again what failed: {again(words, home)}", file=sys.stderr)
             raise incomplete
+
+
+def again(words, home: Path) -> str:
+    given = ["--skip-missing"] * words.skip_missing + ["--overwrite"] * words.overwrite
+    return to_go_on(home, given)
 
 
 def asked(words) -> tuple[Study, Path, str]:

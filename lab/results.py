@@ -33,8 +33,9 @@ load.
 
 import csv
 import json
+import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -55,10 +56,18 @@ SECONDS = [
     "state",  # of each array, with ` | ` between: see states.py
 ]
 
+SAID_AGAIN = ("--skip-missing", "--overwrite")
+
 
 def of_drives(pattern: str, drives: int) -> str:
     """Its key in raw.json, where not all drives are meant. No pattern has such a name."""
     return f"{pattern}, {drives} drive{'s' * (drives > 1)}"
+
+
+def to_go_on(home: Path, called: Sequence[str]) -> str:
+    """The command, with what a call was given that has to be said again."""
+    given = " ".join(word for word in SAID_AGAIN if word in called)
+    return f"ashlar-lab run {given}{' ' * bool(given)}--resume {shlex.quote(str(home))}"
 
 
 class ResultsError(Exception):
@@ -135,6 +144,10 @@ class Results:
             self.home.glob("machine*.json"), key=lambda path: (len(path.name), path.name)
         )
         return [json.loads(path.read_text()) for path in found]
+
+    def to_go_on(self) -> str:
+        """As the last call was, if it came so far as to say it."""
+        return to_go_on(self.home, (self.machines() or [{}])[-1].get("called", ()))
 
     def is_done(self, cell: Cell) -> bool:
         return any(done.key == cell.key for done in self.cells)

@@ -214,7 +214,7 @@ def unfinished(source: Source):
     if left:
         yield Caution(
             f"The run is not over: {left} of {len(planned)} cells are not measured "
-            f"(ashlar-lab run --resume {source.home.name})."
+            f"({source.results.to_go_on()})."
         )
 
 

@@ -37,7 +37,7 @@ class Source:
         if not results.cells:
             raise ReportError(
                 f"{home} has no finished cell: is it a directory of results, and did one finish? "
-                f"`ashlar-lab run --resume {home}` goes on"
+                f"`{results.to_go_on()}` goes on"
             )
         study = read_study(home)
         figures = tuple(stats.of(results, cell, log_share(study, cell)) for cell in results.cells)

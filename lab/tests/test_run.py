@@ -6,6 +6,7 @@ Method: sides and loads made up for the purpose; the run itself, its signals and
 
 import io
 import os
+import shutil
 import signal
 import tempfile
 import time
@@ -285,6 +286,20 @@ class Runs(InDirectory):
                 out = self.home / "out"
                 self.assertEqual(main.main(["run", "fio-host", "--out", str(out)]), main.REFUSED)
         self.assertEqual(made, [out])
+
+    def test_the_command_that_goes_on_is_said_whole(self):
+        cache = mock.patch.dict(os.environ, {"ASHLAR_CACHE": str(self.home)})
+        out, flags = self.home / "my results", ["--overwrite", "--skip-missing"]
+        for error in (runs.Incomplete("one cell"), runs.RunError("all of it")):
+            run = mock.Mock(**{"return_value.run.side_effect": error})
+            for given in ([], flags[:1], flags[1:], flags):
+                said = io.StringIO()
+                words = ["run", "fio-host", "--no-report", "--out", str(out), *given]
+                with mock.patch.object(main, "Run", run), cache, redirect_stderr(said):
+                    self.assertEqual(main.main(words), main.REFUSED)
+                shutil.rmtree(out)
+                wanted = " ".join(["run", *sorted(given, reverse=True), "--resume", f"'{out}'"])
+                self.assertIn(f"ashlar-lab {wanted}\n", said.getvalue())
 
     def test_words_that_mean_nothing_are_named(self):
         said = io.StringIO()
