@@ -10,9 +10,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from lab.results import Cell
-from lab.study import Side, State, Study, Where
+from lab.study import ALONE, Side, State, Study, Where
 
-SINGLE = ("raw", "qemu-storage-daemon", "spdk")  # kinds without redundancy: one state only
 # As a drive's death goes: in this order no state has to be undone but the last.
 ORDER = (State.HEALTHY, State.DEGRADED, State.REBUILDING, State.DEGRADED_TWICE)
 
@@ -43,7 +42,7 @@ def blocks(study: Study, sides: Iterable[Side] | None = None) -> list[Block]:
 
 def states_of(study: Study, side: Side) -> list[State]:
     """What the side can be in: who survives no loss is measured whole, and only so."""
-    wanted = {State.HEALTHY} if side.kind in SINGLE else set(study.states)
+    wanted = {State.HEALTHY} if side.kind in ALONE else set(study.states)
     return [state for state in ORDER if state in wanted]
 
 

@@ -127,7 +127,8 @@ WORDS = {
 }
 POLICIES = {"ashlar": ("journal", "bitmap", "none"), "mdraid": ("ppl",)}
 KIND_OF = {"paths": "block", "iops": "model", "mbps": "model"}  # of drives that have this word
-ALONE = ("raw", "qemu-storage-daemon", "spdk")  # give each load a drive of its own
+# Give each load a drive of its own: there is no redundancy, and one state only.
+ALONE = ("raw", "qemu-storage-daemon", "spdk")
 
 
 class Side(Table):

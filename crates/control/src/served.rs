@@ -140,6 +140,12 @@ impl Served {
         beside(move || lock(&export).iter().for_each(|export| export.set_secrets(&secrets))).await
     }
 
+    /// What speaks against ending the export by what it says itself: whether somebody is connected.
+    /// One that does not answer may have a user.
+    pub async fn used(&self) -> Option<String> {
+        usage(self.status().await.map(|its| its.connected))
+    }
+
     /// See [`Export::will_stop`].
     pub async fn will_stop(&self) {
         let export = self.export.clone();
@@ -241,9 +247,8 @@ pub fn user(known: &KnownExport) -> Answer<Option<String>> {
     ublk::user(device, volume).map_err(refusal)
 }
 
-/// What speaks against ending an export by what it says itself: whether somebody is connected. One
-/// that does not answer may have a user.
-pub fn usage(connected: Answer<bool>) -> Option<String> {
+/// See [`Served::used`].
+fn usage(connected: Answer<bool>) -> Option<String> {
     match connected {
         Ok(true) => Some("is used".to_owned()),
         Ok(false) => None,

@@ -39,11 +39,7 @@ impl Array {
         loop {
             if self.is_restriping() {
                 self.write_zero_bytes(offset, offset + len).await?;
-                // Of either shape.
-                let old = self.identity.restripe().map(|its| its.old(self.layout()));
-                let last = old.map_or(0, |old| (offset + len).div_ceil(old.stripe_bytes()));
-                let stripes = self.stripes_of(offset, len);
-                return self.finish_zeroing(stripes.start..stripes.end.max(last)).await;
+                return self.finish_zeroing(self.stripes_of(offset, len)).await;
             }
             let layout = self.layout();
             let (whole, parts) = self.by_regions(offset, len);
@@ -109,10 +105,13 @@ impl Array {
         grid.step(zeroing, range, |region| self.is_blank(RegionIndex(region)))
     }
 
-    /// Those that a range has a part of.
+    /// Those that a range has a part of, in either shape while members are added; perhaps others
+    /// between them.
     pub(crate) fn stripes_of(&self, offset: u64, len: u64) -> Range<u64> {
         let stripe = self.stripe_bytes();
-        offset / stripe..(offset + len).div_ceil(stripe)
+        // Those of before had less each.
+        let old = self.identity.restripe().map(|its| its.old(self.layout()).stripe_bytes());
+        offset / stripe..(offset + len).div_ceil(old.unwrap_or(stripe))
     }
 
     /// A range in one region.

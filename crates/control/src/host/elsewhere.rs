@@ -88,8 +88,7 @@ impl Host {
     async fn leases(&self, array: Uuid) -> Answer<Vec<Lease>> {
         let mut leases = Vec::new();
         for drive in self.drives_labelled(array) {
-            let lease = self.lease_on(&drive).await?;
-            leases.extend(lease.filter(|its| its.array == *array.as_bytes()));
+            leases.extend(self.lease_of(array, &drive).await?);
         }
         Ok(leases)
     }
@@ -98,11 +97,16 @@ impl Host {
     pub(super) async fn newest_lease(&self, array: Uuid) -> Option<Lease> {
         let mut newest = None;
         for drive in self.drives_labelled(array) {
-            let lease = self.lease_on(&drive).await.ok().flatten();
-            let lease = lease.filter(|its| its.array == *array.as_bytes());
+            let lease = self.lease_of(array, &drive).await.ok().flatten();
             newest = newest.into_iter().chain(lease).max_by_key(age);
         }
         newest
+    }
+
+    /// The newest lease of an array on a drive, if it still has that array's label.
+    async fn lease_of(&self, array: Uuid, drive: &str) -> Answer<Option<Lease>> {
+        let lease = self.lease_on(drive).await?;
+        Ok(lease.filter(|its| its.array == *array.as_bytes()))
     }
 
     /// The newest lease on a drive, of the array that its label names.

@@ -26,7 +26,7 @@ use crate::host::{Host, Running, Serving, on_demand};
 use crate::name::check_name;
 use crate::placement;
 use crate::refusal::{Answer, Refusal};
-use crate::served::{Label, Served, beside, forget, is_standing, usage, user};
+use crate::served::{Label, Served, beside, forget, is_standing, user};
 use crate::socket;
 
 /// Bytes of a virtio block device's serial number.
@@ -413,7 +413,7 @@ impl Host {
         else {
             return Ok(());
         };
-        match usage(served.status().await.map(|its| its.connected)) {
+        match served.used().await {
             None => Ok(()),
             Some(usage) => Err(Refusal::conflict(format!("export {name} {usage} by a guest"))
                 .fix("shut the guest down first, or use --force to take its disk away")),
@@ -476,7 +476,7 @@ impl Host {
                 ))
                 .fix("end that first, or use --force to take the device away"));
             }
-            if usage(served.status().await.map(|its| its.connected)).is_some() {
+            if served.used().await.is_some() {
                 connected.push(name);
             }
         }

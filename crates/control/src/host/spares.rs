@@ -173,13 +173,13 @@ impl Host {
     }
 
     /// A spare is tried again after a while, if it is of use then; a drive that came back, when it
-    /// is attached anew, or when a member was taken back or replaced.
-    /// True if that is news.
+    /// is attached anew, or when a member was taken back or replaced. Returns whether that is news.
     fn pass_over(&self, drive: &str, why: String) -> bool {
         self.look(|state| {
             let Some(drive) = state.drives.get_mut(drive) else { return true };
-            let before = drive.passed_over.replace(PassedOver { why, at: Instant::now() });
-            before.map(|its| its.why) != drive.passed_over.as_ref().map(|its| its.why.clone())
+            let is_news = drive.passed_over.as_ref().is_none_or(|before| before.why != why);
+            drive.passed_over = Some(PassedOver { why, at: Instant::now() });
+            is_news
         })
     }
 

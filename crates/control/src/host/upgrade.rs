@@ -13,7 +13,7 @@ use crate::api::upgrade::{UpgradeRequest, Upgrades};
 use crate::handover::{self, CONSENT, FORMAT, Handover};
 use crate::host::{Host, Medium, Serving};
 use crate::refusal::{Answer, Refusal};
-use crate::served::{Served, beside, usage};
+use crate::served::{Served, beside};
 
 /// The option that asks a program whether it would take over, which it answers by its status.
 const CHECK_OPTION: &str = "--check-handover";
@@ -75,7 +75,7 @@ impl Host {
         for (name, known) in known.iter().filter(|(_, known)| known.front.breaks_at_upgrade()) {
             let Some((served, _)) = self.served(name) else { continue };
             // None of these kinds is there without the daemon: it knows all of their users.
-            if let Some(usage) = usage(served.status().await.map(|its| its.connected)) {
+            if let Some(usage) = served.used().await {
                 let place = known.front.place(name);
                 return Err(Refusal::conflict(format!(
                     "export {name}, {place}, {usage}, and cannot be handed to another program"

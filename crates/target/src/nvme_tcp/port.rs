@@ -158,6 +158,16 @@ impl Drop for Turn<'_> {
     }
 }
 
+/// What is counted, and is none any more, has no entry.
+fn one_less<K: Ord + Clone>(counts: &mut BTreeMap<K, usize>, key: &K) {
+    let left = counts.get(key).copied().unwrap_or_default().saturating_sub(1);
+    if left == 0 {
+        counts.remove(key);
+    } else {
+        counts.insert(key.clone(), left);
+    }
+}
+
 /// A namespace that is to come. Until it is there, or is known not to come now, no host connects to
 /// its subsystem: it would take the disk for gone.
 pub struct Coming {
@@ -167,13 +177,7 @@ pub struct Coming {
 
 impl Drop for Coming {
     fn drop(&mut self) {
-        let mut coming = self.house.all_coming();
-        let left = coming.get(&self.place).copied().unwrap_or_default().saturating_sub(1);
-        if left == 0 {
-            coming.remove(&self.place);
-        } else {
-            coming.insert(self.place.clone(), left);
-        }
+        one_less(&mut self.house.all_coming(), &self.place);
     }
 }
 
@@ -184,13 +188,7 @@ pub(crate) struct Seat {
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        let mut connections = self.house.connections();
-        let left = connections.get(&self.source).copied().unwrap_or_default().saturating_sub(1);
-        if left == 0 {
-            connections.remove(&self.source);
-        } else {
-            connections.insert(self.source, left);
-        }
+        one_less(&mut self.house.connections(), &self.source);
     }
 }
 
