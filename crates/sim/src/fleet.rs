@@ -202,12 +202,14 @@ impl Fleet {
     }
 
     /// Whether more drives may be away for a moment than the array bears: some are fenced by and
-    /// by, or when the first of them are back, so all others must be sound, and stay so.
+    /// by, or when the first of them are back, so all others must be sound, and stay so. (One
+    /// without power may be among them before the outage begins.)
     pub fn may_be_out(&self) -> bool {
         let world = self.world.borrow();
         let is_well = |index: usize| {
             let its = &world.drives[self.slots[index] as usize];
-            its.dead || its.is_sound() && self.is_spared(index, &world)
+            let stays_away = its.dead && !its.unpowered;
+            stays_away || its.is_sound() && self.is_spared(index, &world)
         };
         let stays_so = !world.expects_a_death();
         self.beyond || stays_so && (0..self.slots.len()).all(is_well)

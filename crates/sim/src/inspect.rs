@@ -8,7 +8,7 @@ use ashlar_format::bad_blocks::{self, BadBlocks};
 use ashlar_format::drive_label::DriveLabel;
 use ashlar_format::record;
 use ashlar_format::region_map::{self, MapKind, RegionMapPage};
-use ashlar_format::units::{Area, StripeIndex};
+use ashlar_format::units::{Area, StripeIndex, to_usize};
 use ashlar_raid::label;
 use ashlar_raid::layout::Layout;
 use ashlar_raid::parity::{Kernels, PARITY_CHUNKS_MAX};
@@ -50,7 +50,7 @@ fn map_page(kind: MapKind, drive: &SimDrive) -> Option<RegionMapPage> {
 }
 
 /// The page of a map that decides among these drives.
-pub fn newest_page<'a>(
+fn newest_page<'a>(
     kind: MapKind,
     drives: impl Iterator<Item = &'a SimDrive>,
 ) -> Option<RegionMapPage> {
@@ -60,6 +60,21 @@ pub fn newest_page<'a>(
 /// The superblock that decides among these drives.
 pub fn newest<'a>(drives: impl Iterator<Item = &'a SimDrive>) -> Option<ArraySuperblock> {
     drives.filter_map(superblock).max_by_key(ArraySuperblock::age)
+}
+
+/// Stripes that wait for resync once an array of these drives has started: none, if the journal
+/// covers what was under way.
+pub fn unsure_stripes<'a>(drives: impl Iterator<Item = &'a SimDrive> + Clone) -> BTreeSet<u64> {
+    let newest = newest(drives.clone()).filter(|newest| newest.journal_from.get() == 0);
+    let Some(newest) = newest else { return BTreeSet::new() };
+    let region_stripes = u64::from(newest.region_stripes.get());
+    let written = newest_page(MapKind::Written, drives.clone());
+    let dirty = newest_page(MapKind::Dirty, drives);
+    let has = |page: &Option<RegionMapPage>, stripe: u64| {
+        let region = to_usize(stripe / region_stripes);
+        page.as_ref().is_none_or(|page| page.contains(region))
+    };
+    (0..newest.stripes.get()).filter(|s| has(&written, *s) && has(&dirty, *s)).collect()
 }
 
 /// Stripes in the list of bad blocks that decides among these drives.

@@ -12,8 +12,6 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use ashlar_format::array_superblock::Policy;
-use ashlar_format::region_map::{MapKind, RegionMapPage};
-use ashlar_format::units::to_usize;
 use ashlar_reactor::buffer::BufferPool;
 use ashlar_reactor::executor::{Order, Reactor};
 use ashlar_reactor::prng::Prng;
@@ -296,11 +294,12 @@ impl Scenario {
             Start::Create => reactor.block_on(create(self.seedling(&reactor), phase)),
             Start::Assemble => {
                 let offered = self.offer(returned);
-                self.expect_unsure(&offered);
+                let dies = self.one_dies_in_the_start(phase);
+                self.expect_unsure(&offered, dies);
                 let is_away = |drive| !offered.contains(drive);
                 let was_short = std::mem::take(&mut self.world.borrow_mut().is_short);
                 let is_short = was_short || self.fleet.borrow().slots.iter().any(is_away);
-                if self.one_dies_in_the_start(phase) || is_short || self.have_journals_gaps() {
+                if dies.is_some() || is_short || self.have_journals_gaps() {
                     self.oracle.borrow_mut().some_are_away();
                 }
                 reactor.block_on(assemble(self.seedling(&reactor), offered, phase))
@@ -310,15 +309,15 @@ impl Scenario {
         reactor.abandon();
     }
 
-    /// Plans that, now and then, if the array can do without it.
-    fn one_dies_in_the_start(&mut self, phase: Phase) -> bool {
+    /// Plans that, now and then, if the array can do without it. Returns the drive.
+    fn one_dies_in_the_start(&mut self, phase: Phase) -> Option<u32> {
         let may_die = self.plan.deaths && matches!(phase, Phase::Safety(_));
         if !may_die || !self.deaths.chance(1, 6) {
-            return false;
+            return None;
         }
         let index = self.deaths.index(self.fleet.borrow().slots.len());
         if !self.fleet.borrow().may_lose(index) {
-            return false;
+            return None;
         }
         let drive = self.fleet.borrow().slots[index];
         let after = 1 + self.deaths.below(OPERATIONS_OF_A_START);
@@ -326,7 +325,7 @@ impl Scenario {
         let mut world = self.world.borrow_mut();
         world.note(|| format!("drive {drive} (member {index}) dies after {after} more"));
         world.plan(after, AtCompletion::Death(drive));
-        true
+        Some(drive)
     }
 
     fn end(&mut self, end: Option<End>, phase: Phase) {
@@ -419,26 +418,18 @@ impl Scenario {
         offered
     }
 
-    /// Which stripes will wait for resync, from what is on the drives.
-    fn expect_unsure(&mut self, offered: &[u32]) {
+    /// Which stripes will wait for resync, from what is on the drives. `dies`: this one may be gone
+    /// before it has said what only it knows.
+    fn expect_unsure(&mut self, offered: &[u32], dies: Option<u32>) {
         let world = self.world.borrow();
-        let drives = || offered.iter().map(|drive| &world.drives[*drive as usize]);
-        let mut unsure = BTreeSet::new();
-        let newest = inspect::newest(drives());
-        let uncovered = newest.as_ref().is_some_and(|newest| newest.journal_from.get() == 0);
-        if uncovered {
-            let newest = newest.as_ref().expect("looked at above");
-            let stripes = newest.stripes.get();
-            let region_stripes = u64::from(newest.region_stripes.get());
-            let region = |stripe: u64| to_usize(stripe / region_stripes);
-            let written = inspect::newest_page(MapKind::Written, drives());
-            let dirty = inspect::newest_page(MapKind::Dirty, drives());
-            let has = |page: &Option<RegionMapPage>, stripe: u64| {
-                page.as_ref().is_none_or(|page| page.contains(region(stripe)))
-            };
-            unsure.extend((0..stripes).filter(|s| has(&written, *s) && has(&dirty, *s)));
-        }
-        let bad = inspect::bad_stripes(drives());
+        let without = |gone: Option<u32>| {
+            let here = offered.iter().filter(move |drive| Some(**drive) != gone);
+            here.map(|drive| &world.drives[*drive as usize])
+        };
+        let newest = inspect::newest(without(None));
+        let mut unsure = inspect::unsure_stripes(without(None));
+        unsure.extend(inspect::unsure_stripes(without(dies)));
+        let bad = inspect::bad_stripes(without(None));
         let covered = self.covered.get();
         let restriped = newest.as_ref().filter(|newest| newest.old_data_chunks > 0);
         let restriped = restriped.map(|newest| newest.restriped.get());
