@@ -227,7 +227,9 @@ fn journal(status: &raid::JournalStatus) -> JournalFill {
         bytes: status.bytes,
         used_bytes: status.used_bytes,
         pending_bytes: status.pending_bytes,
-        pending_bytes_max: status.pending_bytes_max,
+        pending_memory_bytes: status.pending_memory_bytes,
+        pending_memory_bytes_max: status.pending_memory_bytes_max,
+        crash_replayed_bytes: status.crash_replayed_bytes,
         crash_read_bytes: status.crash_read_bytes,
         used_percent: if status.bytes == 0 { 0 } else { percent(status.used_bytes, status.bytes) },
     }

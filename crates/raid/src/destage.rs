@@ -150,7 +150,7 @@ impl Array {
             if oldest.is_none_or(|oldest| oldest >= last) {
                 return Ok(());
             }
-            let state = || (journal.next_sequence(), journal.pending.borrow().bytes());
+            let state = || (journal.next_sequence(), journal.pending.borrow().held());
             let before = state();
             let round = self.destage_round(u64::MAX).await;
             journal.release().await?;
@@ -314,17 +314,15 @@ impl Array {
         let mut jobs = Vec::new();
         for stripe in stripes.iter().filter(|stripe| self.may_store(**stripe)) {
             let patches = pending.of(*stripe, newest);
-            let written: SmallVec<[_; 16]> =
-                patches.clone().map(|p| (p.chunk, p.rows.clone())).collect();
+            let written: SmallVec<[_; 16]> = patches.map(|p| (p.chunk, p.rows.clone())).collect();
             for band in bands(&written, rows_max) {
-                let is_inside = |patch: &&Patch| patch.overlaps(&band.rows);
-                let inside = patches.clone().filter(is_inside);
+                let inside = pending.overlapping(*stripe, &band, newest);
                 let oldest = inside.clone().map(|patch| patch.sequence).min();
                 let oldest = oldest.expect("a band is made of patches");
                 if oldest < before {
                     let holds = inside.clone().map(|patch| patch.hold.clone()).collect();
                     let new = inside.filter_map(|patch| new_rows(patch).within(&band.rows));
-                    let new = new.collect();
+                    let new: NewList = new.collect();
                     jobs.push((Job { stripe: *stripe, band, holds, oldest }, new));
                 }
             }

@@ -105,6 +105,12 @@ pub(crate) struct Batch {
     pub(crate) void: Void,
 }
 
+impl Batch {
+    fn payload_bytes_max(&self) -> u64 {
+        self.len * self.division.map_or(1, |its| u64::from(its.data))
+    }
+}
+
 pub(crate) struct Journal {
     reactor: Reactor,
     identity: Rc<Identity>,
@@ -487,12 +493,15 @@ impl Journal {
         let bytes = self.ring_bytes();
         let list = self.members.list();
         let keepers = list.iter().filter(|its| its.keeps_metadata().is_some());
+        let pending = self.pending.borrow().held();
         JournalStatus {
             bytes,
             used_bytes: self.used_bytes(),
-            pending_bytes: self.pending.borrow().bytes(),
-            pending_bytes_max: PENDING_PER_RING * bytes,
+            pending_bytes: pending.bytes,
+            pending_memory_bytes: pending.memory,
+            pending_memory_bytes_max: PENDING_PER_RING * bytes,
             crash_read_bytes: keepers.map(|its| its.areas.journal.len).sum(),
+            crash_replayed_bytes: self.ring.borrow().iter().map(Batch::payload_bytes_max).sum(),
         }
     }
 
@@ -530,11 +539,12 @@ impl Journal {
         let parity = self.identity.layout().parity;
         let kept = match class {
             Class::New(payload) => {
-                let pending = self.pending.borrow().bytes() + self.entered_bytes.get() + payload;
-                if pending > PENDING_PER_RING * size {
+                let (pending, more) =
+                    (self.pending.borrow().held(), payload + self.entered_bytes.get());
+                if pending.memory + more > PENDING_PER_RING * size {
                     return None;
                 }
-                parity_bytes_max(parity, pending) + reserve_bytes(parity)
+                parity_bytes_max(parity, pending.bytes + more) + reserve_bytes(parity)
             }
             Class::Parity => reserve_bytes(parity),
             Class::Oldest => 0,
@@ -566,10 +576,11 @@ impl Journal {
     /// Whether the ring should be emptied rather sooner than later: half of it is used, or kept for
     /// parity, or half of what may be pending is.
     pub(crate) fn is_filling(&self) -> bool {
-        let (pending, ring) = (self.pending.borrow().bytes(), self.ring_bytes());
-        let kept = parity_bytes_max(self.identity.layout().parity, pending);
+        let (pending, ring) = (self.pending.borrow().held(), self.ring_bytes());
+        let kept = parity_bytes_max(self.identity.layout().parity, pending.bytes);
         let is_half_full = self.used_bytes() + kept > ring / 2;
-        self.waiting_for_room.get() > 0 || is_half_full || pending > PENDING_PER_RING * ring / 2
+        let takes_half = pending.memory > PENDING_PER_RING * ring / 2;
+        self.waiting_for_room.get() > 0 || is_half_full || takes_half
     }
 
     /// While the ring fills: data of batches before this one should be put in place. The younger
@@ -711,6 +722,7 @@ impl Journal {
         let left = ring.iter().take_while(|batch| batch.sequence <= stored).count();
         let was_cramped = ring.drain(..left).any(|batch| batch.void == Void::Cramped);
         drop(ring);
+        self.forget_half_void();
         if was_cramped {
             self.has_hope();
         }

@@ -1,7 +1,8 @@
 //! Bytes that are acknowledged but not in place yet: what reads must see before the members.
 //!
 //! Invariants: patches of one chunk do not overlap; a stripe is in `present` exactly if it has
-//! patches; the newest bytes of a row win, whatever was stored of older ones.
+//! patches; the newest bytes of a row win, whatever was stored of older ones; no patch keeps more
+//! memory than a buffer of its length takes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -9,11 +10,12 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use ashlar_format::units::StripeIndex;
-use ashlar_reactor::buffer::Buffer;
+use ashlar_reactor::buffer::{Buffer, memory_of};
 use smallvec::SmallVec;
 
 use crate::stripe_set::{StripeSet, Watch};
 use crate::view::View;
+use crate::write_plan::{Band, each};
 
 /// Keeps a batch of the journal from being forgotten.
 pub(crate) type Hold = Rc<()>;
@@ -30,10 +32,6 @@ pub(crate) struct Patch {
 }
 
 impl Patch {
-    pub(crate) fn overlaps(&self, rows: &Range<u32>) -> bool {
-        self.rows.start < rows.end && rows.start < self.rows.end
-    }
-
     /// The part inside `rows`; `None` if there is none.
     pub(crate) fn within(&self, rows: &Range<u32>) -> Option<Patch> {
         let (start, end) = (self.rows.start.max(rows.start), self.rows.end.min(rows.end));
@@ -48,7 +46,34 @@ impl Patch {
     /// What is left of it outside `rows`, in order.
     fn without(&self, rows: &Range<u32>) -> impl Iterator<Item = Patch> {
         let parts = [self.within(&(0..rows.start)), self.within(&(rows.end..u32::MAX))];
-        parts.into_iter().flatten()
+        parts.into_iter().flatten().map(Patch::trimmed)
+    }
+
+    fn trimmed(self) -> Patch {
+        Patch { bytes: self.bytes.trimmed(), ..self }
+    }
+}
+
+/// Bytes of patches, and of the memory that they take: a small patch takes a page.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Held {
+    pub(crate) bytes: u64,
+    pub(crate) memory: u64,
+}
+
+impl Held {
+    fn add(&mut self, patches: &[Patch]) {
+        for len in patches.iter().map(|patch| patch.bytes.len()) {
+            self.bytes += len as u64;
+            self.memory += memory_of(len) as u64;
+        }
+    }
+
+    fn remove(&mut self, patches: &[Patch]) {
+        for len in patches.iter().map(|patch| patch.bytes.len()) {
+            self.bytes -= len as u64;
+            self.memory -= memory_of(len) as u64;
+        }
     }
 }
 
@@ -73,16 +98,11 @@ impl Stripe {
         first..first + count
     }
 
-    fn bytes(&self, patches: Range<usize>) -> u64 {
-        self.patches[patches].iter().map(|patch| patch.bytes.len() as u64).sum()
-    }
-
-    /// Forgets bytes of these rows that are not newer than `newest`; returns how many.
-    fn cut(&mut self, chunk: u8, rows: &Range<u32>, newest: u64) -> u64 {
+    /// Forgets bytes of these rows that are not newer than `newest`.
+    fn cut(&mut self, held: &mut Held, chunk: u8, rows: &Range<u32>, newest: u64) {
         let range = self.overlapping(chunk, rows);
-        let before = self.bytes(range.clone());
-        if before == 0 {
-            return 0;
+        if range.is_empty() {
+            return;
         }
         let is_cut = |patch: &Patch| patch.sequence <= newest;
         let mut left: SmallVec<[Patch; 4]> = SmallVec::new();
@@ -92,32 +112,34 @@ impl Stripe {
                 false => left.push(patch.clone()),
             }
         }
-        let after: u64 = left.iter().map(|patch| patch.bytes.len() as u64).sum();
+        held.remove(&self.patches[range.clone()]);
+        held.add(&left);
         self.patches.splice(range, left);
         self.look_for_oldest();
-        before - after
     }
 
-    /// Takes the place of whatever has these rows; returns how many bytes that was.
-    fn put(&mut self, patch: Patch) -> u64 {
+    /// Takes the place of whatever has these rows.
+    fn put(&mut self, held: &mut Held, patch: Patch) {
+        held.add(std::slice::from_ref(&patch));
         let range = self.overlapping(patch.chunk, &patch.rows);
         // A block that is written again.
         if let [old] = &mut self.patches[range.clone()]
             && old.rows == patch.rows
         {
             let gone = std::mem::replace(old, patch);
-            if gone.sequence == self.oldest {
+            let was_oldest = gone.sequence == self.oldest;
+            held.remove(&[gone]);
+            if was_oldest {
                 self.look_for_oldest();
             }
-            return gone.bytes.len() as u64;
+            return;
         }
-        let before = self.cut(patch.chunk, &patch.rows, u64::MAX);
+        self.cut(held, patch.chunk, &patch.rows, u64::MAX);
         let others = if self.patches.is_empty() { u64::MAX } else { self.oldest };
         self.oldest = others.min(patch.sequence);
         let place = (patch.chunk, patch.rows.start);
         let at = self.patches.partition_point(|p| (p.chunk, p.rows.start) < place);
         self.patches.insert(at, patch);
-        before
     }
 
     fn look_for_oldest(&mut self) {
@@ -132,7 +154,7 @@ pub(crate) struct Pending {
     by_age: BTreeSet<(u64, u64)>,
     /// Stripes that nobody takes up.
     barred: BTreeSet<u64>,
-    bytes: u64,
+    held: Held,
 }
 
 impl Pending {
@@ -143,7 +165,7 @@ impl Pending {
             present: StripeSet::none(stripes),
             by_age: BTreeSet::new(),
             barred: BTreeSet::new(),
-            bytes: 0,
+            held: Held::default(),
         }
     }
 
@@ -157,8 +179,8 @@ impl Pending {
         self.present.watch(Watch::Pending(view));
     }
 
-    pub(crate) fn bytes(&self) -> u64 {
-        self.bytes
+    pub(crate) fn held(&self) -> Held {
+        self.held
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -177,9 +199,8 @@ impl Pending {
     /// Newer bytes take the place of older ones. Patches come in the order of their sequences.
     pub(crate) fn insert(&mut self, stripe: StripeIndex, patch: Patch) {
         self.present.insert(stripe);
-        self.bytes += patch.bytes.len() as u64;
         let state = self.stripes.entry(stripe.0).or_default();
-        self.bytes -= state.put(patch);
+        state.put(&mut self.held, patch.trimmed());
         Self::set_age(stripe, state, &self.barred, &mut self.by_age);
     }
 
@@ -191,23 +212,22 @@ impl Pending {
         rows: &Range<u32>,
         newest: u64,
     ) {
-        self.change(stripe, |stripe| stripe.cut(chunk, rows, newest));
+        self.change(stripe, |stripe, held| stripe.cut(held, chunk, rows, newest));
     }
 
     /// Forgets all bytes of a stripe that are not newer than `newest`.
     pub(crate) fn remove_stripe(&mut self, stripe: StripeIndex, newest: u64) {
-        self.change(stripe, |stripe| {
-            let before = stripe.bytes(0..stripe.patches.len());
+        self.change(stripe, |stripe, held| {
+            held.remove(&stripe.patches);
             stripe.patches.retain(|patch| patch.sequence > newest);
+            held.add(&stripe.patches);
             stripe.look_for_oldest();
-            before - stripe.bytes(0..stripe.patches.len())
         });
     }
 
-    /// `change` says how many bytes it has taken out.
-    fn change(&mut self, index: StripeIndex, change: impl FnOnce(&mut Stripe) -> u64) {
+    fn change(&mut self, index: StripeIndex, change: impl FnOnce(&mut Stripe, &mut Held)) {
         let Some(stripe) = self.stripes.get_mut(&index.0) else { return };
-        self.bytes -= change(stripe);
+        change(stripe, &mut self.held);
         Self::set_age(index, stripe, &self.barred, &mut self.by_age);
         // A stripe that is being stored stays, so that nobody else takes it up.
         if stripe.patches.is_empty() && !stripe.busy {
@@ -255,6 +275,21 @@ impl Pending {
         patches.iter().filter(move |patch| patch.sequence <= newest)
     }
 
+    /// Those of them that have bytes of these rows of `chunks`: found without a look at others.
+    pub(crate) fn overlapping(
+        &self,
+        stripe: StripeIndex,
+        band: &Band,
+        newest: u64,
+    ) -> impl Iterator<Item = &Patch> + Clone {
+        let stripe = self.stripes.get(&stripe.0);
+        let its = stripe.into_iter().flat_map(move |stripe| {
+            let of_chunk = move |chunk| &stripe.patches[stripe.overlapping(chunk, &band.rows)];
+            each(band.chunks).flat_map(of_chunk)
+        });
+        its.filter(move |patch| patch.sequence <= newest)
+    }
+
     /// Sequence of the oldest patch of these stripes.
     pub(crate) fn oldest_of(&self, stripes: &[StripeIndex]) -> u64 {
         let oldest = stripes.iter().filter_map(|stripe| self.stripes.get(&stripe.0));
@@ -278,21 +313,18 @@ impl Pending {
     }
 
     fn set_busy(&mut self, stripe: StripeIndex, busy: bool) {
-        self.change(stripe, |stripe| {
-            stripe.busy = busy;
-            0
-        });
+        self.change(stripe, |stripe, _| stripe.busy = busy);
     }
 
     /// Nobody takes the stripe up from now on.
     pub(crate) fn bar(&mut self, stripe: StripeIndex) {
         self.barred.insert(stripe.0);
-        self.change(stripe, |_| 0);
+        self.change(stripe, |_, _| {});
     }
 
     pub(crate) fn unbar(&mut self, stripe: StripeIndex) {
         self.barred.remove(&stripe.0);
-        self.change(stripe, |_| 0);
+        self.change(stripe, |_, _| {});
     }
 
     /// Whether somebody could take a stripe with patches of sequences below `before`.

@@ -143,7 +143,9 @@ impl Findings {
         let found = |chunk: u8| {
             let data = self.data.iter().map(|(piece, _)| piece);
             let its = data.filter(move |its| its.position == chunk && its.sequence <= of.newest);
-            its.map(|piece| piece.rows.clone()).collect::<Vec<_>>()
+            its.filter(|piece| overlap(&piece.rows, rows))
+                .map(|piece| piece.rows.clone())
+                .collect::<Vec<_>>()
         };
         let missing = each(of.chunks).flat_map(|chunk| {
             outside(rows, &found(chunk)).into_iter().map(move |rows| (chunk, rows))

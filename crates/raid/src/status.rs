@@ -231,12 +231,16 @@ pub struct JournalStatus {
     pub bytes: u64,
     /// Of these, from the oldest batch to the newest: read after a crash.
     pub used_bytes: u64,
-    /// Acknowledged and not in place yet; also kept in memory.
+    /// Acknowledged and not in place yet.
     pub pending_bytes: u64,
-    /// Writes wait before it is more than this.
-    pub pending_bytes_max: u64,
+    /// What keeps it in memory: a page at least for each piece.
+    pub pending_memory_bytes: u64,
+    /// Writes wait before that is more than this.
+    pub pending_memory_bytes_max: u64,
     /// Of all members' journals: what a start reads after a crash.
     pub crash_read_bytes: u64,
+    /// What it puts in place then, at most: also what a later write has taken the place of.
+    pub crash_replayed_bytes: u64,
 }
 
 /// Everything at one moment.

@@ -31,16 +31,20 @@ pub fn bands(written: &[(u8, Range<u32>)], rows_max: u32) -> SmallVec<[Band; 3]>
     {
         return SmallVec::from_iter([Band { rows: rows.clone(), chunks: 1 << chunk }]);
     }
-    let mut cuts: SmallVec<[u32; 8]> =
-        written.iter().flat_map(|(_, rows)| [rows.start, rows.end]).collect();
-    cuts.sort_unstable();
-    cuts.dedup();
+    // Where rows begin and end, passed from the first to the last: a stripe may have thousands.
+    let edges = written.iter().flat_map(|(c, rows)| [(rows.start, *c, 1), (rows.end, *c, -1)]);
+    let mut edges: SmallVec<[(u32, u8, i32); 8]> = edges.collect();
+    edges.sort_unstable();
+    let mut written_here = [0; Positions::BITS as usize];
+    let mut chunks: Positions = 0;
     let mut out: SmallVec<[Band; 3]> = SmallVec::new();
-    for pair in cuts.windows(2) {
-        let rows = pair[0]..pair[1];
-        let inside = written.iter().filter(|(_, w)| w.start <= rows.start && rows.end <= w.end);
-        let chunks = inside.fold(0, |bits, (chunk, _)| bits | 1 << chunk);
+    for (at, (row, chunk, change)) in edges.iter().enumerate() {
+        let count = &mut written_here[usize::from(*chunk)];
+        *count += change;
+        chunks = chunks & !(1 << chunk) | Positions::from(*count > 0) << chunk;
+        let Some(rows) = edges.get(at + 1).map(|next| *row..next.0) else { break };
         match out.last_mut() {
+            _ if rows.is_empty() => {}
             Some(last) if last.chunks == chunks && last.rows.end == rows.start => {
                 last.rows.end = rows.end;
             }
@@ -132,7 +136,7 @@ pub fn bits(range: Range<u8>) -> Positions {
 }
 
 /// The positions that are set, in order.
-pub fn each(mut positions: Positions) -> impl Iterator<Item = u8> {
+pub fn each(mut positions: Positions) -> impl Iterator<Item = u8> + Clone {
     std::iter::from_fn(move || {
         let first = u8::try_from(positions.trailing_zeros()).ok()?;
         positions &= positions.checked_sub(1)?;
@@ -160,6 +164,9 @@ mod tests {
         assert_eq!(shape(&sequential, 99), [(0..16, 0b11)]);
         assert_eq!(shape(&[(3, 0..20)], 8), [(0..8, 8), (8..16, 8), (16..20, 8)]);
         assert_eq!(shape(&[(1, 0..4), (4, 2..8)], 99), [(0..2, 2), (2..4, 18), (4..8, 16)]);
+        // What a chunk has twice is written as long as one of them goes on.
+        assert_eq!(shape(&[(1, 0..8), (1, 2..4), (1, 2..12)], 99), [(0..12, 2)]);
+        assert_eq!(shape(&[(1, 4..4), (2, 0..8)], 99), [(0..8, 4)]);
     }
 
     #[test]

@@ -14,7 +14,7 @@ use ashlar_raid::array::Array;
 use ashlar_raid::label;
 use ashlar_raid::settings::SettingsChange;
 use ashlar_raid::start::AssembleOptions;
-use ashlar_raid::status::Replayed;
+use ashlar_raid::status::{JournalStatus, Replayed};
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::prng::Prng;
 
@@ -27,12 +27,17 @@ const BLOCK: u64 = 4096;
 /// As many write at the same time: faster than it can be put in place.
 const WRITERS: u64 = 64;
 
-/// Writes to blocks of its own, here and there, until it cannot.
-async fn write_on(reactor: Reactor, array: Rc<Array>, blocks: Rc<RefCell<Blocks>>, writer: u64) {
+/// Writes `len` bytes of blocks of its own, here and there, until it cannot.
+async fn write_on(
+    (reactor, array): (Reactor, Rc<Array>),
+    blocks: Rc<RefCell<Blocks>>,
+    writer: u64,
+    len: u64,
+) {
     let mut prng = Prng::from_seed(writer);
-    let buffer = reactor.buffer(BLOCK as usize);
+    let buffer = reactor.buffer(len as usize);
     for fill in (8..250).cycle() {
-        buffer.copy_from_slice(&[fill; BLOCK as usize]);
+        buffer.copy_from_slice(&vec![fill; len as usize]);
         let at = (prng.below(array.capacity() / BLOCK / WRITERS) * WRITERS + writer) * BLOCK;
         blocks.borrow_mut().insert(at, None);
         if array.write(at, buffer.clone().into()).await.is_err() {
@@ -45,11 +50,12 @@ async fn write_on(reactor: Reactor, array: Rc<Array>, blocks: Rc<RefCell<Blocks>
 /// Writes until the ring is as full as it gets, and leaves it so: how full that is.
 async fn fill_ring(reactor: &Reactor, array: &Rc<Array>, blocks: &Rc<RefCell<Blocks>>) -> u64 {
     for writer in 0..WRITERS {
-        reactor.spawn(write_on(reactor.clone(), array.clone(), blocks.clone(), writer));
+        let on = (reactor.clone(), array.clone());
+        reactor.spawn(write_on(on, blocks.clone(), writer, BLOCK));
     }
     let used = || {
         let journal = array.status().journal;
-        assert!(journal.pending_bytes <= journal.pending_bytes_max, "{journal:?}");
+        assert!(journal.pending_memory_bytes <= journal.pending_memory_bytes_max, "{journal:?}");
         journal.used_bytes
     };
     let mut most = 0;
@@ -80,7 +86,8 @@ async fn crashed_full(reactor: Reactor, level: Level, members: u32) -> (Replayed
     let blocks = Rc::new(RefCell::new(Blocks::new()));
     let used = fill_ring(&reactor, &array, &blocks).await;
     assert_eq!(array.status().replayed, None, "it was created");
-    let would_read = array.status().journal.crash_read_bytes;
+    let JournalStatus { crash_read_bytes: would_read, crash_replayed_bytes, .. } =
+        array.status().journal;
     for member in array.status().members {
         member.drive.unwrap().pull();
     }
@@ -88,6 +95,7 @@ async fn crashed_full(reactor: Reactor, level: Level, members: u32) -> (Replayed
     let array = Array::assemble(&reactor, drives, AssembleOptions::default()).await.unwrap();
     let replayed = array.status().replayed.unwrap();
     assert_eq!(replayed.read_bytes, would_read, "as it said before");
+    assert!(replayed.bytes <= crash_replayed_bytes, "{replayed:?}, said {crash_replayed_bytes}");
     let ring = label::plan(DRIVE_BYTES, array.layout().parity).unwrap().journal.len;
     check(&reactor, &array, &blocks.take()).await;
     array.stop().await.unwrap();
@@ -122,6 +130,33 @@ fn a_full_ring_is_replayed_in_time() {
             assert!(took < bound, "{took:?}, at most {bound:?}");
         });
     }
+}
+
+/// A piece of 512 bytes takes a page.
+#[test]
+fn what_is_not_in_place_takes_no_more_memory_than_said() {
+    run(|reactor| async move {
+        let kind = (Level::Raid5, 5);
+        let array = full_array(&reactor, kind, SettingsChange::default(), |_| LATENCY).await;
+        for writer in 0..WRITERS {
+            let on = (reactor.clone(), array.clone());
+            reactor.spawn(write_on(on, Rc::default(), writer, 512));
+        }
+        let (mut most, mut bytes) = (0, 0);
+        for _ in 0..20_000 {
+            reactor.sleep(Duration::from_micros(50)).await;
+            let journal = array.status().journal;
+            let (memory, said) = (journal.pending_memory_bytes, journal.pending_memory_bytes_max);
+            assert!(memory <= said, "{journal:?}");
+            assert_eq!(memory, 8 * journal.pending_bytes);
+            (most, bytes) = (most.max(100 * memory / said), bytes.max(journal.pending_bytes));
+        }
+        println!("{most} % of it; {bytes} bytes");
+        assert!(most > 90, "{most} %: that is far from it");
+        for member in array.status().members {
+            member.drive.unwrap().pull();
+        }
+    });
 }
 
 #[test]

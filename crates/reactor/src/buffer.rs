@@ -92,6 +92,12 @@ fn region_layout(len: usize) -> Layout {
     Layout::from_size_align(len, BUFFER_ALIGN).expect("pool sizes are powers of two up to 1 MiB")
 }
 
+/// Bytes of memory that a buffer of `len` bytes takes.
+pub const fn memory_of(len: usize) -> usize {
+    let size = len.next_power_of_two();
+    if size < PIECE_BYTES_MIN { PIECE_BYTES_MIN } else { size }
+}
+
 /// Free engine memory of one reactor, by power-of-two size.
 #[derive(Default)]
 pub struct BufferPool {
@@ -112,7 +118,7 @@ impl BufferPool {
     /// A buffer of `len` bytes, aligned to [`BUFFER_ALIGN`]. Its content is whatever was there.
     pub fn take(self: &Rc<Self>, len: usize) -> Buffer {
         assert!(len > 0 && len <= BUFFER_BYTES_MAX, "buffer of {len} bytes");
-        let size = len.next_power_of_two().max(1 << CLASS_SMALLEST_LOG2);
+        let size = memory_of(len);
         let class = (size.trailing_zeros() - CLASS_SMALLEST_LOG2) as usize;
         let pooled = self.free.borrow_mut()[class].pop();
         let region = pooled.unwrap_or_else(|| {
@@ -259,6 +265,17 @@ impl Buffer {
         // SAFETY: the range is inside this view, which is inside the region.
         let start = unsafe { self.start.add(range.start) };
         Buffer { start, len: range.len(), region: self.region.clone() }
+    }
+
+    /// The same bytes, copied where they would keep more engine memory than [`memory_of`] says.
+    pub fn trimmed(self) -> Buffer {
+        let Owner::Pool { pool, .. } = &self.region.owner else { return self };
+        let Some(pool) = pool.upgrade().filter(|_| self.region.len > memory_of(self.len)) else {
+            return self;
+        };
+        let own = pool.take(self.len);
+        own.copy_from(&self);
+        own
     }
 
     /// The bytes, of engine memory that no operation is filling.

@@ -127,15 +127,20 @@ pub struct JournalFill {
     pub bytes: u64,
     /// From the oldest batch to the newest.
     pub used_bytes: u64,
-    /// Acknowledged, and not in place yet: this much is kept in memory, and would be put in place
-    /// after a crash.
+    /// Acknowledged, and not in place yet.
     pub pending_bytes: u64,
-    /// Writes wait before it is more than this.
+    /// What keeps it in memory: 4 KiB at least for each piece.
     #[serde(default)]
-    pub pending_bytes_max: u64,
+    pub pending_memory_bytes: u64,
+    /// Writes wait before that is more than this.
+    #[serde(default)]
+    pub pending_memory_bytes_max: u64,
     /// Of all members' journals: what the next start would read after a crash.
     #[serde(default)]
     pub crash_read_bytes: u64,
+    /// What it would put in place, at most: also what a later write has taken the place of.
+    #[serde(default)]
+    pub crash_replayed_bytes: u64,
     /// `used_bytes` of `bytes`, 0 to 100.
     #[serde(default)]
     pub used_percent: u8,

@@ -535,10 +535,13 @@ fn settings_lines(array: &Array) -> Vec<String> {
 fn journal_line(journal: &JournalFill) -> String {
     let (used, pending) = (Size(journal.used_bytes), Size(journal.pending_bytes));
     let (bytes, percent) = (Size(journal.bytes), journal.used_percent);
-    let (most, read) = (Size(journal.pending_bytes_max), Size(journal.crash_read_bytes));
+    let (memory, replayed) =
+        (Size(journal.pending_memory_bytes), Size(journal.crash_replayed_bytes));
+    let (most, read) = (Size(journal.pending_memory_bytes_max), Size(journal.crash_read_bytes));
     format!(
-        "journal     {used} of {bytes} used ({percent} %), {pending} not in place yet (in memory, \
-         {most} at most)\ncrash now   {read} of journals would be read, {pending} put in place"
+        "journal     {used} of {bytes} used ({percent} %), {pending} not in place yet ({memory} of \
+         memory, {most} at most)\ncrash now   {read} of journals would be read, {replayed} at most \
+         put in place"
     )
 }
 

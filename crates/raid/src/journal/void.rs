@@ -168,15 +168,19 @@ impl Journal {
     /// Before a member serves that comes back: what was voided without it is void there, durably.
     /// `list`: with it.
     pub(crate) async fn void_on(&self, list: &[Member], index: usize) -> Result<(), DriveError> {
-        // Others are forgotten, and what came later says so to whoever is here.
-        if self.members.absent().is_empty() {
-            self.half_void.borrow_mut().retain(|sequence| self.place_of(*sequence).is_some());
-        }
+        self.forget_half_void();
         let half_void = self.half_void.borrow().clone();
         self.voids_under_way.borrow_mut().extend(&half_void);
         let voided = self.void_all_on(&half_void, list, index).await;
         self.voids_end(&half_void);
         voided
+    }
+
+    /// Of batches that left the ring members know that are here: what came later says so.
+    pub(super) fn forget_half_void(&self) {
+        if self.members.absent().is_empty() {
+            self.half_void.borrow_mut().retain(|sequence| self.place_of(*sequence).is_some());
+        }
     }
 
     async fn void_all_on(

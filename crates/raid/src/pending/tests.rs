@@ -89,7 +89,7 @@ impl Pair {
                 assert!(waits(sequence + 1) && !waits(sequence), "stripe {stripe}");
             }
         }
-        assert_eq!(self.pending.bytes(), bytes);
+        assert_eq!(self.pending.held().bytes, bytes);
     }
 }
 
@@ -127,4 +127,26 @@ fn a_stripe_that_is_taken_is_not_taken_twice() {
     assert!(!pair.pending.contains(taken[0]));
     pair.pending.put_back(taken[1]);
     assert_eq!(pair.pending.take_oldest(10, u64::MAX), [taken[1]]);
+}
+
+#[test]
+fn what_is_left_of_a_patch_keeps_no_more_memory_than_it_takes() {
+    const STRIPE: StripeIndex = StripeIndex(0);
+    let pool = BufferPool::new();
+    let mut pending = Pending::none(1);
+    let patch = |rows: Range<u32>, sequence| {
+        let bytes = pool.take(rows.len());
+        bytes.fill_zero();
+        Patch { chunk: 0, rows, bytes, sequence, hold: Hold::default() }
+    };
+    pending.insert(STRIPE, patch(0..65536, 1));
+    assert_eq!(pending.held(), Held { bytes: 65536, memory: 65536 });
+    pending.insert(STRIPE, patch(512..40960, 2));
+    assert_eq!(pending.held(), Held { bytes: 65536, memory: 4096 + 65536 + 32768 });
+    pending.remove(STRIPE, 0, &(512..65024), 2);
+    assert_eq!(pending.held(), Held { bytes: 1024, memory: 8192 });
+    for patch in pending.of(STRIPE, u64::MAX) {
+        let its = patch.bytes.as_ptr();
+        assert_eq!(patch.bytes.clone().trimmed().as_ptr(), its, "{:?} keeps more", patch.rows);
+    }
 }
