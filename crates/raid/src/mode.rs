@@ -10,8 +10,11 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
+use ashlar_reactor::backend::Instant;
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::wait_list::WaitList;
+
+use crate::error::ArrayError;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Mode {
@@ -26,6 +29,8 @@ pub(crate) struct Modes {
     pub(crate) mode: Cell<Mode>,
     pub(crate) users: Cell<u64>,
     pub(crate) switching: Cell<bool>,
+    /// Why the journal could not be ended, and when that is tried again.
+    pub(crate) not_ended: Cell<Option<(ArrayError, Instant)>>,
     pub(crate) changed: WaitList,
 }
 

@@ -3,6 +3,7 @@
 //! the missing member's blocks of what was being written.
 
 use std::rc::Rc;
+use std::time::Duration;
 
 use ashlar_format::array_superblock::Policy;
 
@@ -11,6 +12,10 @@ use crate::error::{ArrayError, ChangeError};
 use crate::layout::Layout;
 use crate::members::Members;
 use crate::mode::{Mode, ModeGuard};
+
+/// A journal that could not be ended is tried again after this time: while that is tried, writes
+/// wait.
+const ENDED_AGAIN_AFTER: Duration = Duration::from_secs(60);
 
 /// Whether an array goes through its journal, but for what is moved to new stripes. `degraded`:
 /// members are missing, or do not hold everything.
@@ -45,10 +50,10 @@ impl Array {
                 continue;
             }
             let wanted = self.wanted_mode();
-            if wanted == modes.mode.get() {
+            if wanted == modes.mode.get() || self.stays_journaled() {
                 modes.users.set(modes.users.get() + 1);
-                let (reactor, modes) = (self.reactor.clone(), modes.clone());
-                let guard = ModeGuard { reactor, modes, mode: wanted };
+                let mode = modes.mode.get();
+                let guard = ModeGuard { reactor: self.reactor.clone(), modes: modes.clone(), mode };
                 // A switch may have failed before, and have left another `journal_from` on some.
                 self.members.settled().await?;
                 return Ok(guard);
@@ -59,10 +64,25 @@ impl Array {
                 Mode::Journaled => self.begin_journal().await,
                 Mode::Direct => self.end_journal().await,
             };
+            if wanted == Mode::Direct {
+                let again_at = self.reactor.now().after(ENDED_AGAIN_AFTER);
+                modes.not_ended.set(switched.err().map(|error| (error, again_at)));
+            }
             modes.switching.set(false);
             modes.changed.wake_all(&self.reactor);
-            switched?;
+            if !self.stays_journaled() {
+                switched?;
+            }
         }
+    }
+
+    /// Whether writes go through a journal that could not be ended just now, since something cannot
+    /// be put in place: as long as it covers them, nobody has to hear of that.
+    fn stays_journaled(&self) -> bool {
+        let waits = |(_, again_at)| self.reactor.now() < again_at;
+        let modes = &self.modes;
+        let is_covered = modes.mode.get() == Mode::Journaled && self.unsynced.count() == 0;
+        is_covered && modes.not_ended.get().is_some_and(waits)
     }
 
     /// Says in the superblock that the journal covers every write. Nothing is under way.
@@ -118,7 +138,11 @@ impl Array {
         };
         self.members.tell_all(tell).await?;
         // So that the change is complete when this returns.
-        drop(self.enter_mode().await?);
-        Ok(())
+        self.modes.not_ended.set(None);
+        let mode = self.enter_mode().await?;
+        match self.modes.not_ended.get() {
+            Some((error, _)) if mode.mode != self.wanted_mode() => Err(error.into()),
+            _ => Ok(()),
+        }
     }
 }

@@ -625,6 +625,29 @@ fn what_waits_for_what_stays_unreadable_is_in_place_after_a_rebuild() {
     });
 }
 
+/// What cannot be put in place keeps the journal in use; who writes elsewhere does not hear of it.
+#[test]
+fn a_journal_that_cannot_be_ended_goes_on() {
+    run(|reactor, unreadable| async move {
+        unreadable.stay.set(true);
+        let blind = BLIND.into_iter().find(|blind| blind.is_member_missing).unwrap();
+        let mut pair = Pair::new(&reactor, Level::Raid5, 4, 512).await;
+        write_beside(&mut pair, &unreadable, blind, false).await;
+        assert!(pair.array.set_policy(Policy::None).await.is_err());
+        pair.put(1 << 20, &[5; 4096]).await;
+        pair.replace(1).await;
+        pair.rebuilt().await;
+        soon_in_place(&pair, "after the rebuild").await;
+        pair.array.set_policy(Policy::None).await.unwrap();
+        let before = pair.array.status().counters;
+        pair.put(1 << 20, &[6; 4096]).await;
+        let after = pair.array.status().counters;
+        assert_eq!(after.journaled - before.journaled, 0, "it is written in place again");
+        check(&pair, "in the end").await;
+        pair.array.stop().await.unwrap();
+    });
+}
+
 /// Many stripes are in the way of one batch: what the ring keeps free is enough for it.
 #[test]
 fn one_batch_of_many_stripes_comes_in_place_beside_what_is_lost() {
