@@ -13,7 +13,7 @@ from lab.study import Study
 
 ASHLAR = "ashlar"
 DISKS = "disk_bytes"
-# Key in machine.json → what it is called; but for the program, all of them are told.
+# Key of conditions → what it is called; but for the program, all of them are told.
 TOLD = {
     "kernel": "the kernel",
     "guest_kernel": "the kernel of the guests",
@@ -21,6 +21,21 @@ TOLD = {
     DISKS: "bytes of each disk",
     "directory": "the directory of the drives",
 }
+# What a machine.json says anyway, also one of an older run: (table, key in it) → what it is called.
+SAID_ANYWAY = {
+    ("where", "acceleration"): "how guests are run (kvm, or tcg: emulated in software)",
+    ("where", "qemu"): "QEMU",
+    ("where", "pinned to CPUs"): "the CPUs that guests are pinned to",
+    ("where", "programs of the guest"): "the programs of the guest",
+    ("machine", "cpu"): "the model of the CPU",
+    ("machine", "cpus that may be used"): "the CPUs that may be used",
+    ("machine", "memory_bytes"): "bytes of memory",
+    ("machine", "limits"): "limits of CPU time, memory and open files",
+    **{("versions", name): f"the version of {name}" for name in (
+        "postgresql", "pgbench", "fio", "xfsprogs", "btrfs-progs", "mdadm", "zfs",
+        "qemu-storage-daemon",
+    )},
+}  # fmt: skip
 
 
 def now(study: Study, where: dict, huge_pages: bool, disk_bytes: list[int], ashlar: str) -> dict:
@@ -69,10 +84,14 @@ def other_program(machines: Sequence[dict], ashlar: str) -> list[str]:
 
 
 def changes(machines: Sequence[dict]) -> list[str]:
-    """What was not the same all the time, each with its values in their order."""
-    found = []
-    for key, name in TOLD.items():
-        values = list(dict.fromkeys(str(its[key]) for one in machines if key in (its := of(one))))
+    """What was not the same all the time, each with its values in their order. A program that was
+    not there is none of another version: nothing was measured with it."""
+    found = [(name, key, list(map(of, machines))) for key, name in TOLD.items()]
+    for (table, key), name in SAID_ANYWAY.items():
+        found.append((name, key, [one.get(table) or {} for one in machines]))
+    told = []
+    for name, key, tables in found:
+        values = list(dict.fromkeys(str(its[key]) for its in tables if key in its))
         if len(values) > 1:
-            found.append(f"{name}: {', then '.join(value or 'none' for value in values)}")
-    return found
+            told.append(f"{name}: {', then '.join(value or 'none' for value in values)}")
+    return told

@@ -245,16 +245,14 @@ def surprising(source: Source):
 
 
 def surroundings(source: Source):
-    """What the machine does to every figure alike."""
-    study, machine = source.study, source.machines[-1] if source.machines else {}
-    its = machine.get("machine", {})
-    where = machine.get("where") or {}
-    emulated = any("tcg" in str(value).lower() for value in where.values())
-    if study.where != Where.HOST and (emulated or its.get("kvm") is False):
-        yield Caution(
-            f"SOFTWARE EMULATION limits these figures. {where.get('emulation') or EMULATED}"
-        )
-    elif its.get("hypervisor"):
+    """What the machine does to every figure alike; of a run that went on, all that any had."""
+    study, all_of_them = source.study, [one.get("machine", {}) for one in source.machines]
+    emulated = list(filter(is_emulated, source.machines))
+    if study.where != Where.HOST and emulated:
+        some = "some of " * (len(emulated) < len(source.machines))
+        said = (emulated[-1].get("where") or {}).get("emulation")
+        yield Caution(f"SOFTWARE EMULATION limits {some}these figures. {said or EMULATED}")
+    elif any(its.get("hypervisor") for its in all_of_them):
         yield Caution("This machine is itself virtual: others may use its processors and drives.")
     if study.drives.kind == "model":
         yield Caution(
@@ -272,12 +270,20 @@ def surroundings(source: Source):
             )
     if study.drives.kind == "nvme":
         yield Caution("Drives are NVMe drives that QEMU emulates on files.")
-    load = its.get("load_average_before")
-    if load and load[0] > 0.5 * (its.get("cpus") or 1):
-        yield Caution(
-            f"The machine was busy with other work: a load of {load[0]:.1f} on {its.get('cpus')} "
-            "CPUs when the run began."
-        )
+    for at, its in enumerate(all_of_them):
+        load = its.get("load_average_before")
+        if load and load[0] > 0.5 * (its.get("cpus") or 1):
+            yield Caution(
+                f"The machine was busy with other work: a load of {load[0]:.1f} on "
+                f"{its.get('cpus')} CPUs when the run {'went on' if at else 'began'}."
+            )
+
+
+def is_emulated(machine: dict) -> bool:
+    """Whether its guests were, if it had any."""
+    values = (machine.get("where") or {}).values()
+    in_software = any("tcg" in str(value).lower() for value in values)
+    return in_software or machine.get("machine", {}).get("kvm") is False
 
 
 def interrupted(source: Source):

@@ -122,6 +122,26 @@ class GoingOn(unittest.TestCase):
         self.was(3, ashlar="another, of which nothing was measured before")
         self.assertEqual(conditions.changes(machines()), [])
 
+    def test_what_a_machine_says_anyway_is_told_where_it_changed(self):
+        one = {
+            "where": {"acceleration": "kvm", "qemu": "7.2", "pinned to CPUs": "no"},
+            "machine": {"cpu": "A", "cpus that may be used": [0, 1], "memory_bytes": 1},
+            "versions": {"postgresql": "15", "fio": "3.33", "mdadm": "4.2"},
+        }
+        self.assertEqual(conditions.changes([one, one]), [])
+        for table, key, value in [
+            ("where", "acceleration", "tcg"), ("where", "qemu", "10.0"),
+            ("where", "pinned to CPUs", "[1]"), ("machine", "cpu", "B"),
+            ("machine", "cpus that may be used", [0]), ("machine", "memory_bytes", 2),
+            ("versions", "postgresql", "17"), ("versions", "fio", "3.39"),
+            ("versions", "mdadm", "4.4"),
+        ]:  # fmt: skip
+            with self.subTest(key):
+                [said] = conditions.changes([one, one | {table: one[table] | {key: value}}])
+                self.assertTrue(said.endswith(f": {one[table][key]}, then {value}"), said)
+        without = one | {"versions": {}}  # a side that needs them was left out
+        self.assertEqual(conditions.changes([without, one]), [])
+
     def test_an_older_run_has_said_some_of_it(self):
         older = {"kernel": {"release": "6.1"}, "disk_bytes": [MIB]}
         newer = {"conditions": conditions.now(STUDY, {}, False, [MIB], "") | {"kernel": "6.12"}}
