@@ -14,6 +14,7 @@ import psutil
 from demo.settings import memory_available
 from lab import paths, schedule
 from lab.host import drive_count
+from lab.results import DATE
 from lab.side import Side
 from lab.study import Study, Where
 
@@ -45,7 +46,7 @@ def description(study: Study, postgres: str, ashlar: str) -> dict:
     memory = psutil.virtual_memory()
     return {
         "called": sys.argv,
-        "date": time.strftime("%Y-%m-%d %H:%M:%S %z"),
+        "date": time.strftime(DATE),
         "machine": {
             "cpu": cpu_model(),
             "cpus": os.cpu_count(),

@@ -35,8 +35,10 @@ import csv
 import json
 import shlex
 import time
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from pathlib import Path
 
 from lab import lines
@@ -56,6 +58,7 @@ SECONDS = [
     "state",  # of each array, with ` | ` between: see states.py
 ]
 
+DATE = "%Y-%m-%d %H:%M:%S %z"  # in machine.json
 SAID_AGAIN = ("--skip-missing", "--overwrite")
 
 
@@ -68,6 +71,14 @@ def to_go_on(home: Path, called: Sequence[str]) -> str:
     """The command, with what a call was given that has to be said again."""
     given = " ".join(word for word in SAID_AGAIN if word in called)
     return f"ashlar-lab run {given}{' ' * bool(given)}--resume {shlex.quote(str(home))}"
+
+
+def began_at(machine: dict) -> float:
+    """Seconds since the epoch, 0 if it does not say."""
+    try:
+        return datetime.strptime(machine.get("date", ""), DATE).timestamp()
+    except ValueError:
+        return 0.0
 
 
 class ResultsError(Exception):
@@ -144,6 +155,18 @@ class Results:
             self.home.glob("machine*.json"), key=lambda path: (len(path.name), path.name)
         )
         return [json.loads(path.read_text()) for path in found]
+
+    def machines_used(self) -> list[dict]:
+        """Those under which a cell was finished: of the others there is no figure. One that does
+        not say when it began counts, too."""
+        machines = self.machines()
+        began = [began_at(machine) for machine in machines]
+        under = {bisect_right(began, cell.began) - 1 for cell in self.cells}
+        return [
+            machine
+            for at, machine in enumerate(machines)
+            if began[at] == 0.0 or at in under or (at == 0 and -1 in under)
+        ]
 
     def to_go_on(self) -> str:
         """As the last call was, if it came so far as to say it."""

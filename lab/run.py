@@ -148,7 +148,8 @@ class Run:
         problems += self.mixture_problems()
         there = all(map(devices.is_block, self.study.drives.paths))
         if self.sides and there:
-            self.disk_bytes = conditions.disks_as_before(self.results.machines(), self.sizes())
+            used = self.results.machines_used()
+            self.disk_bytes = conditions.disks_as_before(used, self.sizes())
             problems += machine.size_problems(self.study, min(self.disk_bytes))
         if problems:
             self.place.close()
@@ -167,7 +168,8 @@ class Run:
         its = {side.name for side in self.study.side if side.kind == "ashlar"}
         are_done = any(cell.side in its for cell in self.results.cells)
         program = self.ashlar_measured() if are_done else ""
-        return conditions.other_program(self.results.machines(), program) if program else []
+        used = self.results.machines_used()
+        return conditions.other_program(used, program) if program else []
 
     def ashlar_measured(self) -> str:
         """The sum of the program, if any cell of it is left."""
@@ -210,6 +212,10 @@ class Run:
 
     def run(self) -> None:
         left = self.left()
+        if not left:
+            self.place.close()
+            print("nothing is left to measure", file=sys.stderr)
+            return
         cells = sum(not self.results.is_done(cell) for block in left for cell in block.cells)
         expected = Expected(len(left), cells, schedule.seconds_of(self.study))
         with Screen(self.study.title, expected) as self.screen, undone(self.cleanup):
@@ -246,7 +252,7 @@ class Run:
         told["unequal"] = self.study.unequal
         told["skipped"] = self.skipped
         write_json(self.numbered("machine"), told)
-        for changed in conditions.changes(self.results.machines()):
+        for changed in conditions.changes([*self.results.machines_used(), told]):
             self.screen.line(f"NOT AS THIS RUN WAS BEGUN, and the report says so: {changed}")
         if self.study.raw and not (self.results.home / "raw.json").exists():
             from lab.loads.fio import measure_drives

@@ -55,7 +55,7 @@ def synthetic(source: Source):
 
 def mixed(source: Source):
     """A run that went on: figures of before and after stand in one table."""
-    if changes := conditions.changes(source.machines):
+    if changes := conditions.changes(source.machines_used):
         yield Caution(
             "NOT MEASURED UNDER THE SAME CONDITIONS: the run went on with others. "
             f"{'; '.join(changes)}. Figures of before and after are no comparison of equals.",
@@ -246,10 +246,11 @@ def surprising(source: Source):
 
 def surroundings(source: Source):
     """What the machine does to every figure alike; of a run that went on, all that any had."""
-    study, all_of_them = source.study, [one.get("machine", {}) for one in source.machines]
-    emulated = list(filter(is_emulated, source.machines))
+    study, machines = source.study, source.machines_used
+    all_of_them = [one.get("machine", {}) for one in machines]
+    emulated = list(filter(is_emulated, machines))
     if study.where != Where.HOST and emulated:
-        some = "some of " * (len(emulated) < len(source.machines))
+        some = "some of " * (len(emulated) < len(machines))
         said = (emulated[-1].get("where") or {}).get("emulation")
         yield Caution(f"SOFTWARE EMULATION limits {some}these figures. {said or EMULATED}")
     elif any(its.get("hypervisor") for its in all_of_them):
@@ -287,8 +288,8 @@ def is_emulated(machine: dict) -> bool:
 
 
 def interrupted(source: Source):
-    if len(source.machines) > 1:
-        count = len(source.machines) - 1
+    if len(source.machines_used) > 1:
+        count = len(source.machines_used) - 1
         yield Caution(
             f"The run was interrupted and went on {f'{count} times' if count > 1 else 'once'}."
         )

@@ -53,6 +53,11 @@ class Source:
         )
 
     @cached_property
+    def machines_used(self) -> list[dict]:
+        """Those under which any of the figures came about."""
+        return self.results.machines_used()
+
+    @cached_property
     def summaries(self) -> list[Summary]:
         return stats.summaries(self.figures)
 

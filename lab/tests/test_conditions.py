@@ -110,13 +110,13 @@ class GoingOn(unittest.TestCase):
         self.was()
         self.was(2)
         machines = Results(self.home).machines
-        self.assertEqual(list(cautions.mixed(SimpleNamespace(machines=machines()))), [])
+        self.assertEqual(list(cautions.mixed(SimpleNamespace(machines_used=machines()))), [])
         for key, value in [
             ("kernel", "9.9"), ("huge_pages", True), ("disk_bytes", [1]), ("directory", "/there"),
             ("guest_kernel", "6.6"),
         ]:  # fmt: skip
             self.was(3, **{key: value})
-            (said,) = cautions.mixed(SimpleNamespace(machines=machines()))
+            (said,) = cautions.mixed(SimpleNamespace(machines_used=machines()))
             self.assertTrue(said.red)
             self.assertIn(str(value), said.text)
         self.was(3, ashlar="another, of which nothing was measured before")

@@ -426,9 +426,30 @@ class Cautions(InADirectory):
         # It went on with KVM: what was measured before is what it is.
         words = json.loads((self.home / "machine.json").read_text())
         words |= {"where": {"acceleration": "kvm"}, "machine": {"kvm": True, "hypervisor": True}}
-        (self.home / "machine-2.json").write_text(json.dumps(words))
-        source = Source.read(self.home)
+        source = self.went_on(words)
         self.assertIn("SOFTWARE EMULATION limits some of these", self.other(source))
+
+    def test_a_call_that_measured_nothing_has_changed_nothing(self):
+        self.known()
+        other = json.loads((self.home / "machine.json").read_text())
+        other |= {"kernel": {"release": "7.0"}}
+        said = ("the kernel: 6.0.0-synthetic, then 7.0", "went on once")
+        source = self.went_on(other)
+        for text, where in zip(said, (" ".join(self.red(source)), self.other(source)), strict=True):
+            self.assertIn(text, where)
+        source = self.went_on(other, measured=False)
+        for text in said:
+            self.assertNotIn(text, " ".join(self.red(source)) + self.other(source))
+
+    def went_on(self, machine: dict, measured: bool = True) -> Source:
+        """An hour later, on that machine, where the last cell was measured, or none."""
+        machine |= {"date": "2023-11-14 23:13:20 +0000"}
+        (self.home / "machine-2.json").write_text(json.dumps(machine))
+        source = Source.read(self.home)
+        if measured:
+            last = source.results.cells[-1]
+            source.results.cells[-1] = replace(last, began=last.began + 3610)
+        return source
 
 
 class Page(HTMLParser):

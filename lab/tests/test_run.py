@@ -25,6 +25,7 @@ from lab.loads import fio, pgbench
 from lab.loads.fio import Fio, measure_drives
 from lab.place import Host, Output, VmError
 from lab.results import Cell, Results
+from lab.schedule import blocks
 from lab.side import Disk, Drive, SideError
 from lab.study import Fio as FioStudy
 from lab.study import Study
@@ -266,6 +267,16 @@ class Runs(InDirectory):
         self.assertEqual({cell.side for cell in run.results.cells}, {"btrfs"})
         self.assertEqual(len((self.home / "failures.jsonl").read_text().splitlines()), 4)
         self.assertIn("no such thing", str(raised.exception))
+
+    def test_a_run_that_is_over_starts_nothing(self):
+        study, session = Study.model_validate(STUDY), SimpleNamespace(ledger=None)
+        cells = [cell for block in blocks(study) for cell in block.cells]
+        run = Failing(study, Results(self.home, cells), session, False)
+        run.sides, run.place, said = dict.fromkeys(("ashlar", "btrfs")), mock.Mock(), io.StringIO()
+        with mock.patch.object(Failing, "begin") as begin, redirect_stderr(said):
+            run.run()
+        begin.assert_not_called()
+        self.assertEqual(said.getvalue(), "nothing is left to measure\n")
 
     def test_what_a_side_leaves_behind_ends_the_study(self):
         session = SimpleNamespace(ledger=Ledger(self.home / "ledger"))
