@@ -14,8 +14,9 @@
                               alone, where a cell of a side loads no others; if asked
       commands.log            every command in order, with its time and its answer
       cells.jsonl             one line for each finished cell; a line is written when it is over
-      failures.jsonl          one line for each try that failed: {cell: {…}, error, at}; such a
-                              cell is tried again by a run that goes on, and may be done since
+      failures.jsonl          one line for each try that failed: {cell: {…}, error, at, tried}; such
+                              a cell is tried again by a run that goes on, and may be done since;
+                              tried: false where something had gone wrong before it (error)
       cells/000-ashlar-…/     what a cell left:
         seconds.csv           one row a second, `SECONDS` below
         vm0.log.gz            pgbench's own log of each transaction of that load (or host.log.gz)
@@ -183,8 +184,8 @@ class Results:
         lines.append(self.home / "cells.jsonl", json.dumps(asdict(cell)))
         self.cells.append(cell)
 
-    def add_failure(self, cell: Cell, error: str) -> None:
-        words = {"cell": asdict(cell), "error": error, "at": time.time()}
+    def add_failure(self, cell: Cell, error: str, tried: bool = True) -> None:
+        words = {"cell": asdict(cell), "error": error, "at": time.time(), "tried": tried}
         lines.append(self.home / "failures.jsonl", json.dumps(words))
 
     def seconds_of(self, cell: Cell) -> list[dict[str, str]]:

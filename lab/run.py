@@ -124,6 +124,9 @@ class Run:
         self.skipped: dict[str, str] = {}
         self.disk_bytes: list[int] = []
         self.failures: list[str] = []
+        # Of the turn under way: what went wrong first, and in which cell if in one.
+        self.cause: BaseException | None = None
+        self.failed: Cell | None = None
 
     # Before anything is started
 
@@ -272,17 +275,47 @@ class Run:
     def try_block(self, block: Block) -> None:
         """One turn of one side. One that does not come about does not end the study."""
         before = self.session.ledger.debts()
+        self.cause = self.failed = None
         try:
             self.block(block)
         except FAILURES as error:
+            if self.cause is not error:
+                undoing = "taking it down: " * bool(self.cause)
+                self.say_failed(f"{self.title(block)}: {undoing}{error}")
+            self.cause = self.cause or error
+            if not isinstance(self.cause, FAILURES):  # Ctrl-C, or a mistake of ours
+                raise self.cause from None
+            self.give_up(block)
             if self.stayed(before):
                 raise  # the next turn would meet it
-            for cell in block.cells:
-                if not self.results.is_done(cell):
-                    self.results.add_failure(cell, str(error))
-            round_of = f"round {block.repeat + 1} of {self.study.repeats}"
-            self.failures.append(f"{block.side.name}, {round_of}: {error}")
-            self.screen.line(f"FAILED {self.failures[-1]}")
+            return
+        self.give_up(block)
+
+    def title(self, block: Block) -> str:
+        return f"{block.side.name}, round {block.repeat + 1} of {self.study.repeats}"
+
+    def say_failed(self, what: str) -> None:
+        self.failures.append(what)
+        self.screen.line(f"FAILED {what}")
+
+    @contextmanager
+    def noted(self, block: Block) -> Iterator[None]:
+        """What goes wrong first is the cause of all that follows: what is broken may not be taken
+        down, either."""
+        try:
+            yield
+        except BaseException as error:
+            if self.cause is None:
+                self.cause = error
+                if isinstance(error, FAILURES):
+                    self.say_failed(f"{self.title(block)}: {error}")
+            raise
+
+    def give_up(self, block: Block) -> None:
+        """Cells after the one that failed, and all of a turn that did not come about."""
+        for cell in block.cells:
+            if self.cause and cell is not self.failed and not self.results.is_done(cell):
+                self.results.add_failure(cell, str(self.cause), tried=False)
 
     def stayed(self, before: list[Debt]) -> bool:
         """Whether more is there than before a turn, after all of it was undone."""
@@ -292,8 +325,8 @@ class Run:
     def block(self, block: Block) -> None:
         begun = time.monotonic()
         side = sides.make(block.side, self.study, self.where.place, self.work)
-        title = f"{side.name}, round {block.repeat + 1} of {self.study.repeats}"
-        with undone(ExitStack()) as undo:
+        title = self.title(block)
+        with undone(ExitStack()) as undo, self.noted(block):
             self.screen.now(f"{title}: drives")
             arrays, spares = self.where.drives()
             undo.callback(side.stop)
@@ -314,10 +347,9 @@ class Run:
             self.screen.expected.block_made(time.monotonic() - begun)
             again = any(map(self.results.is_done, block.cells))
             turn = Turn(side, self.study.array.count, self.where, running, self.screen, title)
-            for cell in block.cells:
-                if not self.results.is_done(cell) and not self.cell(turn, cell, again):
-                    break
-            self.write_sides(side, running[0])
+            left = [cell for cell in block.cells if not self.results.is_done(cell)]
+            if all(self.cell(turn, cell, again) for cell in left):
+                self.write_sides(side, running[0])  # a broken one would not answer
             self.screen.now(f"{title}: taking it down")
 
     def cell(self, turn: "Turn", cell: Cell, again: bool) -> bool:
@@ -329,9 +361,9 @@ class Run:
         try:
             finished = turn.measure(cell, directory)
         except FAILURES as error:
+            self.cause, self.failed = error, cell
             self.results.add_failure(cell, str(error))
-            self.failures.append(f"{turn.title}: {named(cell)}: {error}")
-            self.screen.line(f"FAILED {self.failures[-1]}")
+            self.say_failed(f"{turn.title}: {named(cell)}: {error}")
             return False
         if again:
             note = "measured after an interruption, on an array and a load made anew"

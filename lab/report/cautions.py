@@ -190,9 +190,13 @@ def two_told_as_one(source: Source):
 
 
 def given_up(source: Source):
-    if source.failures:
-        cells = "; ".join(one["cell"] for one in source.failures)
-        yield Caution(f"CELLS FAILED and have no figure: {cells}. What went wrong is below.", True)
+    for tried, said in [
+        (True, "CELLS FAILED and have no figure"),
+        (False, "CELLS WERE NOT TRIED, since something had gone wrong before them"),
+    ]:
+        cells = "; ".join(one["cell"] for one in source.failures if one["tried"] == tried)
+        if cells:
+            yield Caution(f"{said}: {cells}. What went wrong is below.", True)
 
 
 def short(source: Source):

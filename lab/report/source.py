@@ -29,7 +29,7 @@ class Source:
     raw: dict[str, dict]
     results: Results
     figures: tuple[Figures, ...]
-    failures: tuple[dict, ...]  # tries that failed, of cells that are not done since
+    failures: tuple[dict, ...]  # of cells that are not done since: {cell, error, tried}
 
     @classmethod
     def read(cls, home: Path) -> "Source":
@@ -192,7 +192,11 @@ def read_failures(results: Results) -> Iterator[dict]:
             its = words["cell"]
             cell = Cell(**{name: its[name] for name in PLACE_OF_A_CELL})
             if not results.is_done(cell):
-                last[cell.key] = {"cell": cell.directory, "error": str(words["error"])}
+                last[cell.key] = {
+                    "cell": cell.directory,
+                    "error": str(words["error"]),
+                    "tried": words.get("tried", True),
+                }
     yield from last.values()
 
 

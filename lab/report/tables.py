@@ -377,7 +377,10 @@ def notes(source: Source) -> Table | None:
             said.append(f"{max(one.failed, one.cell.failed):,} operations failed")
         if said:
             rows.append((one.cell.directory, "; ".join(said)))
-    rows += [(one["cell"], f"FAILED: {one['error']}") for one in source.failures]
+    rows += [
+        (one["cell"], f"{'FAILED' if one['tried'] else 'NOT TRIED, after'}: {one['error']}")
+        for one in source.failures
+    ]
     return Table("Cell by cell", ("cell", "what happened"), tuple(rows)) if rows else None
 
 

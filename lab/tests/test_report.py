@@ -231,7 +231,13 @@ class Cautions(InADirectory):
         again = f"(ashlar-lab run --skip-missing --overwrite --resume {self.home})"
         self.assertIn(again, self.other(source))
         rows = dict(tables.notes(source).rows)
-        self.assertIn("the guest did not come up", " ".join(rows.values()))
+        self.assertIn("FAILED: the guest did not come up", " ".join(rows.values()))
+        (self.home / "failures.jsonl").write_text(json.dumps(failure | {"tried": False}) + "\n")
+        source = Source.read(self.home)
+        self.assertNotIn("CELLS FAILED", (red := " ".join(self.red(source))))
+        self.assertIn("CELLS WERE NOT TRIED", red)
+        rows = dict(tables.notes(source).rows)
+        self.assertIn("NOT TRIED, after: the guest did not come up", " ".join(rows.values()))
 
     def test_faster_without_a_drive_is_chance(self):
         rates = RATES | {("mdraid", "degraded"): 12}

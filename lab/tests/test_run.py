@@ -5,6 +5,7 @@ Method: sides and loads made up for the purpose; the run itself, its signals and
 """
 
 import io
+import json
 import os
 import shutil
 import signal
@@ -21,7 +22,7 @@ from demo import child
 from lab import guests, main, place, states, window
 from lab import run as runs
 from lab.ledger import Ledger
-from lab.loads import fio, pgbench
+from lab.loads import LoadError, fio, pgbench
 from lab.loads.fio import Fio, measure_drives
 from lab.place import Host, Output, VmError
 from lab.results import Cell, Results
@@ -318,6 +319,80 @@ class Runs(InDirectory):
             main.main(["check", "fio-host", "--set", "repeats=1", "fio.seconds=5"])
         self.assertEqual(ended.exception.code, 2)
         self.assertRegex(said.getvalue(), "fio.seconds=5; each KEY=VALUE takes a --set of its own")
+
+
+class BreakingSide(MadeUpSide):
+    """Breaks in a cell: it does not answer any more, and cannot be taken down."""
+
+    protection = SimpleNamespace(losses=1, write_hole="closed")
+    ends = None
+
+    def start(self, arrays, spares, disk_bytes) -> list[Disk]:
+        return [Disk(device="/dev/x")]
+
+    def settings(self) -> dict:
+        if self.ends:
+            raise SideError("it does not answer")
+        return {}
+
+    def stop(self) -> None:
+        if self.ends:
+            raise SideError("the daemon did not end and was killed")
+
+
+class Causes(InDirectory):
+    """What fails in the second of three cells, and what follows from it."""
+
+    def setUp(self):
+        super().setUp()
+        self.side = BreakingSide()
+        words = STUDY | {"side": [{"kind": "ashlar", "name": "s"}], "repeats": 1,
+                         "states": ["healthy", "degraded", "rebuilding"]}  # fmt: skip
+        session = SimpleNamespace(ledger=Ledger(self.home / "ledger"))
+        self.run_ = runs.Run(Study.model_validate(words), Results(self.home), session, False)
+        self.run_.sides, self.run_.disk_bytes, self.run_.begin = {"s": None}, [MIB], lambda: None
+        self.run_.where, self.run_.work = mock.Mock(**{"drives.return_value": ([], [])}), self.home
+        self.load = mock.Mock(**{"settings.return_value": {}})
+        self.run_.where.seats.return_value = [None]
+        self.enterContext(mock.patch.object(runs.sides, "make", return_value=self.side))
+        self.enterContext(mock.patch.object(runs.loads, "make", return_value=self.load))
+
+    def failures(self, broken) -> list[tuple]:
+        """State, error, tried of each, when that breaks the side in a degraded cell."""
+
+        def measure(turn, cell: Cell, directory: Path) -> Cell:
+            if cell.state == "degraded":
+                self.side.ends = self.load.close.side_effect = SideError("it does not end")
+                raise broken
+            return replace(cell, seconds=1.0)
+
+        with mock.patch.object(runs.Turn, "measure", measure):
+            with self.assertRaises((runs.Incomplete, KeyboardInterrupt)) as raised:
+                self.run_.run()
+        self.said = str(raised.exception)
+        path = self.home / "failures.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        words = map(json.loads, lines)
+        return [(its["cell"]["state"], its["error"], its["tried"]) for its in words]
+
+    def test_the_first_is_kept_and_what_follows_is_not_tried(self):
+        found = self.failures(LoadError("the data are wrong"))
+        wrong = "the data are wrong"
+        self.assertEqual(found, [("degraded", wrong, True), ("rebuilding", wrong, False)])
+        cause, undoing = (line for line in self.said.splitlines()[1:])
+        self.assertEqual(cause, "s, round 1 of 1: degraded, p: the data are wrong")
+        self.assertEqual(undoing, "s, round 1 of 1: taking it down: the daemon did not end and was "
+                         "killed")  # fmt: skip
+
+    def test_a_turn_that_does_not_come_about_has_its_own_cause(self):
+        self.side.ends = SideError("x")
+        found = self.failures(None)
+        self.assertEqual([(error, tried) for _, error, tried in found],
+                         [("it does not answer", False)] * 3)  # fmt: skip
+
+    def test_an_interrupt_ends_the_run_whatever_follows(self):
+        self.assertEqual(self.failures(KeyboardInterrupt()), [])
+        self.assertEqual([cell.state for cell in self.run_.results.cells], ["healthy"])
 
 
 class Recorder:
