@@ -107,6 +107,9 @@ class OnHost:
     def storage_cpu_seconds(self) -> float:
         return 0.0
 
+    def consoles(self) -> list[Path]:
+        return []
+
     def leave(self) -> None:
         pass
 

@@ -109,6 +109,9 @@ class InGuest:
     def storage_cpu_seconds(self) -> float:
         return 0.0  # seen from inside: the side's processes, and the kernel's threads
 
+    def consoles(self) -> list[Path]:
+        return [self.place.log]
+
     def leave(self) -> None:
         pass
 

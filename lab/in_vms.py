@@ -93,6 +93,9 @@ class InVms:
         """QEMU's own threads serve what is no vhost-user: that is the storage's work, too."""
         return sum(guest.threads_seconds()[1] for guest in self.guests)
 
+    def consoles(self) -> list[Path]:
+        return [guest.log for guest in self.guests]
+
     def leave(self) -> None:
         """All of them, also where what is of one cannot be taken down."""
         with ExitStack() as undo:

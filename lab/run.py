@@ -15,8 +15,9 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from demo.vm import VmError
@@ -127,6 +128,7 @@ class Run:
         # Of the turn under way: what went wrong first, and in which cell if in one.
         self.cause: BaseException | None = None
         self.failed: Cell | None = None
+        self.kept: Path | None = None  # the logs of it
 
     # Before anything is started
 
@@ -275,7 +277,7 @@ class Run:
     def try_block(self, block: Block) -> None:
         """One turn of one side. One that does not come about does not end the study."""
         before = self.session.ledger.debts()
-        self.cause = self.failed = None
+        self.cause = self.failed = self.kept = None
         try:
             self.block(block)
         except FAILURES as error:
@@ -299,23 +301,43 @@ class Run:
         self.screen.line(f"FAILED {what}")
 
     @contextmanager
-    def noted(self, block: Block) -> Iterator[None]:
+    def noted(self, block: Block, side: Side) -> Iterator[None]:
         """What goes wrong first is the cause of all that follows: what is broken may not be taken
-        down, either."""
+        down, either. What was said until then is kept before it is."""
         try:
             yield
         except BaseException as error:
             if self.cause is None:
                 self.cause = error
                 if isinstance(error, FAILURES):
-                    self.say_failed(f"{self.title(block)}: {error}")
+                    self.keep_logs(block, side)
+                    self.say_failed(f"{self.title(block)}: {self.why(error)}")
             raise
+
+    def keep_logs(self, block: Block, side: Side) -> None:
+        """The next turn writes its own in their place. What cannot be had any more is left out:
+        nothing here may hide what went wrong."""
+        of_side = self.results.home / "logs" / f"{block.repeat}-{side.name}"
+        with suppress(Exception):
+            directory = of_side / str(len(list(of_side.glob("*"))) + 1)  # of a turn that is redone
+            directory.mkdir(parents=True)
+            for console in self.where.consoles():
+                with suppress(OSError):
+                    shutil.copyfile(console, directory / console.name)
+                    self.kept = directory
+            for log in side.logs():
+                with suppress(Exception):
+                    self.where.place.fetch(log, directory / Path(log).name)
+                    self.kept = directory
+
+    def why(self, error: BaseException) -> str:
+        return f"{error}\nits logs are in {self.kept}" if self.kept else str(error)
 
     def give_up(self, block: Block) -> None:
         """Cells after the one that failed, and all of a turn that did not come about."""
         for cell in block.cells:
             if self.cause and cell is not self.failed and not self.results.is_done(cell):
-                self.results.add_failure(cell, str(self.cause), tried=False)
+                self.results.add_failure(cell, self.why(self.cause), tried=False)
 
     def stayed(self, before: list[Debt]) -> bool:
         """Whether more is there than before a turn, after all of it was undone."""
@@ -326,7 +348,8 @@ class Run:
         begun = time.monotonic()
         side = sides.make(block.side, self.study, self.where.place, self.work)
         title = self.title(block)
-        with undone(ExitStack()) as undo, self.noted(block):
+        noted = partial(self.noted, block, side)
+        with noted(), undone(ExitStack()) as undo, noted():
             self.screen.now(f"{title}: drives")
             arrays, spares = self.where.drives()
             undo.callback(side.stop)
@@ -348,11 +371,11 @@ class Run:
             again = any(map(self.results.is_done, block.cells))
             turn = Turn(side, self.study.array.count, self.where, running, self.screen, title)
             left = [cell for cell in block.cells if not self.results.is_done(cell)]
-            if all(self.cell(turn, cell, again) for cell in left):
+            if all(self.cell(block, turn, cell, again) for cell in left):
                 self.write_sides(side, running[0])  # a broken one would not answer
             self.screen.now(f"{title}: taking it down")
 
-    def cell(self, turn: "Turn", cell: Cell, again: bool) -> bool:
+    def cell(self, block: Block, turn: "Turn", cell: Cell, again: bool) -> bool:
         """Whether it was measured. If not, nobody knows what state the array is in."""
         begun = time.monotonic()
         directory = self.results.place_of(cell)
@@ -362,8 +385,9 @@ class Run:
             finished = turn.measure(cell, directory)
         except FAILURES as error:
             self.cause, self.failed = error, cell
-            self.results.add_failure(cell, str(error))
-            self.say_failed(f"{turn.title}: {named(cell)}: {error}")
+            self.keep_logs(block, turn.side)
+            self.results.add_failure(cell, self.why(error))
+            self.say_failed(f"{turn.title}: {named(cell)}: {self.why(error)}")
             return False
         if again:
             note = "measured after an interruption, on an array and a load made anew"

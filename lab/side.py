@@ -98,6 +98,9 @@ class Side(Protocol):
     def pids(self) -> list[int]:
         """In the side's place: its own processes. Kernel threads are counted for every side."""
 
+    def logs(self) -> list[str]:
+        """Files in the side's place in which its own programs have said what they had to say."""
+
     def settings(self) -> dict[str, str]:
         """Everything that was set, and each command that would set it again."""
 

@@ -62,6 +62,9 @@ class Where(Protocol):
     def storage_cpu_seconds(self) -> float:
         """What serves the seats' disks besides the side: QEMU's own threads, since they began."""
 
+    def consoles(self) -> list[Path]:
+        """Of the guests that are there: files of this machine."""
+
     def leave(self) -> None: ...
 
     def settings(self) -> dict[str, str]:

@@ -46,6 +46,9 @@ class Alone:
     def pids(self) -> list[int]:
         return []
 
+    def logs(self) -> list[str]:
+        return []
+
     def stop(self) -> None:
         self.cleanup.close()
 
@@ -83,3 +86,6 @@ class Served(Alone):
 
     def pids(self) -> list[int]:
         return [self.pid] if self.pid else []
+
+    def logs(self) -> list[str]:
+        return [f"{self.home}/log"]

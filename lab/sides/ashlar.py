@@ -234,6 +234,9 @@ class Ashlar:
     def pids(self) -> list[int]:
         return [self.pid] if self.pid else []
 
+    def logs(self) -> list[str]:
+        return [str(self.log)]
+
     def settings(self) -> dict[str, str]:
         version = self.place.run(f"{self.program} --version").text.strip()
         return {

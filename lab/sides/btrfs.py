@@ -156,6 +156,9 @@ class Btrfs:
     def pids(self) -> list[int]:
         return []
 
+    def logs(self) -> list[str]:
+        return []  # what the kernel says is no side's own
+
     def settings(self) -> dict[str, str]:
         data, metadata = PROFILES[self.study.array.parity]
         return {

@@ -189,6 +189,9 @@ class Mdraid:
     def pids(self) -> list[int]:
         return []  # threads of the kernel
 
+    def logs(self) -> list[str]:
+        return []  # what the kernel says is no side's own
+
     def settings(self) -> dict[str, str]:
         version = self.place.run("mdadm --version 2>&1").text.strip()
         zeroed = self.study.drives.kind in ZEROED

@@ -335,7 +335,11 @@ class BreakingSide(MadeUpSide):
             raise SideError("it does not answer")
         return {}
 
+    def logs(self) -> list[str]:
+        return [str(self.log)]
+
     def stop(self) -> None:
+        self.log.write_text("stopped")
         if self.ends:
             raise SideError("the daemon did not end and was killed")
 
@@ -346,6 +350,8 @@ class Causes(InDirectory):
     def setUp(self):
         super().setUp()
         self.side = BreakingSide()
+        self.side.log = self.home / "s.log"
+        self.side.log.write_text("it breaks")
         words = STUDY | {"side": [{"kind": "ashlar", "name": "s"}], "repeats": 1,
                          "states": ["healthy", "degraded", "rebuilding"]}  # fmt: skip
         session = SimpleNamespace(ledger=Ledger(self.home / "ledger"))
@@ -354,6 +360,10 @@ class Causes(InDirectory):
         self.run_.where, self.run_.work = mock.Mock(**{"drives.return_value": ([], [])}), self.home
         self.load = mock.Mock(**{"settings.return_value": {}})
         self.run_.where.seats.return_value = [None]
+        self.run_.where.consoles.return_value = [self.home / "vm0.log", self.home / "vm1.log"]
+        (self.home / "vm0.log").write_text("it panics")
+        self.run_.where.place.fetch = shutil.copyfile
+        self.logs = self.home / "logs/0-s/1"
         self.enterContext(mock.patch.object(runs.sides, "make", return_value=self.side))
         self.enterContext(mock.patch.object(runs.loads, "make", return_value=self.load))
 
@@ -361,7 +371,7 @@ class Causes(InDirectory):
         """State, error, tried of each, when that breaks the side in a degraded cell."""
 
         def measure(turn, cell: Cell, directory: Path) -> Cell:
-            if cell.state == "degraded":
+            if broken and cell.state == "degraded":
                 self.side.ends = self.load.close.side_effect = SideError("it does not end")
                 raise broken
             return replace(cell, seconds=1.0)
@@ -377,9 +387,9 @@ class Causes(InDirectory):
 
     def test_the_first_is_kept_and_what_follows_is_not_tried(self):
         found = self.failures(LoadError("the data are wrong"))
-        wrong = "the data are wrong"
+        wrong = f"the data are wrong\nits logs are in {self.logs}"
         self.assertEqual(found, [("degraded", wrong, True), ("rebuilding", wrong, False)])
-        cause, undoing = (line for line in self.said.splitlines()[1:])
+        cause, _, undoing = self.said.splitlines()[1:]
         self.assertEqual(cause, "s, round 1 of 1: degraded, p: the data are wrong")
         self.assertEqual(undoing, "s, round 1 of 1: taking it down: the daemon did not end and was "
                          "killed")  # fmt: skip
@@ -387,8 +397,22 @@ class Causes(InDirectory):
     def test_a_turn_that_does_not_come_about_has_its_own_cause(self):
         self.side.ends = SideError("x")
         found = self.failures(None)
-        self.assertEqual([(error, tried) for _, error, tried in found],
-                         [("it does not answer", False)] * 3)  # fmt: skip
+        why = f"it does not answer\nits logs are in {self.logs}"
+        self.assertEqual([(error, tried) for _, error, tried in found], [(why, False)] * 3)
+
+    def test_logs_are_those_from_before_it_was_taken_down(self):
+        for number in ("1", "2"):  # the second goes on where the first was
+            self.failures(LoadError("the data are wrong"))
+            kept = self.logs.with_name(number)
+            found = {path.name: path.read_text() for path in kept.iterdir()}
+            self.assertEqual(found, {"s.log": "it breaks", "vm0.log": "it panics"})
+            self.assertEqual(self.side.log.read_text(), "stopped")
+            self.side.log.write_text("it breaks")
+
+    def test_who_cannot_be_taken_down_has_logs_too(self):
+        with mock.patch.object(BreakingSide, "stop", side_effect=SideError("it was killed")):
+            self.failures(None)
+        self.assertIn(f"it was killed\nits logs are in {self.logs}", self.said)
 
     def test_an_interrupt_ends_the_run_whatever_follows(self):
         self.assertEqual(self.failures(KeyboardInterrupt()), [])
