@@ -20,6 +20,7 @@ class Expected:
 
     def __init__(self, blocks: int, cells: int, load_seconds: float, now=time.monotonic):
         self.blocks, self.cells = blocks, cells  # that are still to come
+        self.done = self.lost = 0  # cells that were measured; that were given up
         self.load_seconds = load_seconds
         self.block_seconds, self.cell_seconds = BLOCK_SECONDS, load_seconds + CELL_SECONDS
         self.now = now
@@ -32,8 +33,15 @@ class Expected:
 
     def cell_done(self, seconds: float) -> None:
         self.cells -= 1
+        self.done += 1
         self.cell_seconds = max(self.load_seconds, (self.cell_seconds + seconds) / 2)
         self.step_seconds, self.step_began = self.cell_seconds, self.now()
+
+    def block_over(self, blocks: int, cells: int) -> None:
+        """So many of each are to come after it; what it did not measure is given up."""
+        self.lost += self.cells - cells
+        self.blocks, self.cells = blocks, cells
+        self.step_seconds, self.step_began = self.block_seconds * (blocks > 0), self.now()
 
     def seconds(self) -> float:
         whole = self.blocks * self.block_seconds + self.cells * self.cell_seconds
@@ -71,17 +79,19 @@ class Screen:
 
     def now(self, what: str, again: bool = False) -> None:
         """`again`: the same as before, with other figures; said on a terminal, else seldom."""
-        done = self.total - self.expected.cells
+        count = f"{self.expected.done} of {self.total}"
+        if self.expected.lost:
+            count += f" ({self.expected.lost} given up)"
         if self.bar:
             left = self.expected.seconds()
             elapsed = self.bar.tasks[0].elapsed or 0.0
             share = 100 * elapsed / (elapsed + left) if elapsed + left else 0
             self.bar.update(
                 self.task, description=what, completed=share,
-                count=f"{done} of {self.total}", end=f"ends about {self.end()}",
+                count=count, end=f"ends about {self.end()}",
             )  # fmt: skip
         elif not again or time.monotonic() > self.said_at + LINE_SECONDS:
-            self.line(f"{done} of {self.total}, ends about {self.end()}: {what}")
+            self.line(f"{count}, ends about {self.end()}: {what}")
 
     def line(self, text: str) -> None:
         """For good, above the bar."""

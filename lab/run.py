@@ -221,16 +221,20 @@ class Run:
             self.place.close()
             print("nothing is left to measure", file=sys.stderr)
             return
-        cells = sum(not self.results.is_done(cell) for block in left for cell in block.cells)
+        cells = self.cells_of(left)
         expected = Expected(len(left), cells, schedule.seconds_of(self.study))
         with Screen(self.study.title, expected) as self.screen, undone(self.cleanup):
             self.begin()
-            for block in left:
-                if block.side.name in self.sides:
-                    self.try_block(block)
+            left = [block for block in left if block.side.name in self.sides]
+            while left:
+                expected.block_over(len(left), self.cells_of(left))
+                self.try_block(left.pop(0))
         if self.failures:
             cells = "\n".join(self.failures)
             raise Incomplete(f"not all of it could be measured; the report says so:\n{cells}")
+
+    def cells_of(self, left: list[Block]) -> int:
+        return sum(not self.results.is_done(cell) for block in left for cell in block.cells)
 
     def begin(self) -> None:
         self.results.home.mkdir(parents=True, exist_ok=True)

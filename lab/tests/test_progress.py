@@ -34,6 +34,20 @@ class Ends(unittest.TestCase):
             self.expected.cell_done(64)
         self.assertEqual(self.expected.seconds(), 0)
 
+    def test_what_was_given_up_takes_no_time(self):
+        self.expected.block_made(30)
+        self.expected.cell_done(64)
+        said = io.StringIO()
+        screen = Screen("study", self.expected, said)
+        screen.total = 4
+        self.now = 200.0
+        self.expected.block_over(blocks=1, cells=2)  # the second cell of the first failed
+        self.assertEqual(self.expected.seconds(), 30 + 2 * 64)
+        screen.now("array")
+        self.assertIn(" 1 of 4 (1 given up), ends", said.getvalue())
+        self.expected.block_over(blocks=0, cells=0)  # the array did not come about
+        self.assertEqual(self.expected.seconds(), 0)
+
     def test_without_a_terminal_there_are_lines(self):
         said = io.StringIO()
         with Screen("study", self.expected, said) as screen:

@@ -269,6 +269,22 @@ class Runs(InDirectory):
         self.assertEqual(len((self.home / "failures.jsonl").read_text().splitlines()), 4)
         self.assertIn("no such thing", str(raised.exception))
 
+    def test_what_failed_is_not_waited_for(self):
+        session = SimpleNamespace(ledger=Ledger(self.home / "ledger"))
+        run = Failing(Study.model_validate(STUDY), Results.open(self.home), session, False)
+        run.sides = dict.fromkeys(("ashlar", "btrfs"))
+        left = []
+        begun = run.try_block
+
+        def try_block(block: runs.Block) -> None:
+            left.append((run.screen.expected.blocks, run.screen.expected.cells))
+            begun(block)
+
+        run.try_block = try_block
+        with self.assertRaises(runs.Incomplete):
+            run.run()
+        self.assertEqual(left, [(4, 8), (3, 6), (2, 4), (1, 2)])
+
     def test_a_run_that_is_over_starts_nothing(self):
         study, session = Study.model_validate(STUDY), SimpleNamespace(ledger=None)
         cells = [cell for block in blocks(study) for cell in block.cells]
