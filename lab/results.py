@@ -11,7 +11,8 @@
                               {skipped: why}
       raw.json                what the bare drives do: pattern → {drives, iops, bytes_per_sec, …},
                               all at once; “pattern, 5 drives” → the same of the first of them
-                              alone, where a cell of a side loads no others; if asked
+                              alone, where a cell of a side loads no others; if asked. Of models of
+                              drives, as the study states it (command: not measured…)
       commands.log            every command in order, with its time and its answer
       cells.jsonl             one line for each finished cell; a line is written when it is over
       failures.jsonl          one line for each try that failed: {cell: {…}, error, at, tried}; such
@@ -62,6 +63,7 @@ SECONDS = [
 ]
 
 DATE = "%Y-%m-%d %H:%M:%S %z"  # in machine.json
+STATED = "not measured, but stated by the study"  # in place of fio's command in raw.json
 SAID_AGAIN = ("--skip-missing", "--overwrite")
 
 

@@ -17,7 +17,7 @@ from lab import schedule
 from lab import study as studies
 from lab.loads import LoadError, Measured, wait_until
 from lab.place import Place, Running
-from lab.results import Cell, of_drives
+from lab.results import STATED, Cell, of_drives
 from lab.study import Pattern
 from lab.where import Seat, Where
 
@@ -233,7 +233,9 @@ def entries(log: str):
 def measure_drives(study: studies.Study, where: Where, say: Callable[[str], None]) -> dict:
     """Each pattern on all members of all arrays at once: what their sum could do at best. And on
     the first of them alone, where loads of a side use no others: drives that share a disk do less
-    each, the more of them there are."""
+    each, the more of them there are. Those of kind `model` are nothing that fio could open."""
+    if study.drives.kind == "model":
+        return stated_drives(study)
     place = where.place
     arrays, _ = where.drives()
     members = [drive for array in arrays for drive in array]
@@ -258,6 +260,27 @@ def measure_drives(study: studies.Study, where: Where, say: Callable[[str], None
     finally:
         place.run(f"rm -rf {home}")
         places.settle(place, "path", home)
+
+
+def stated_drives(study: studies.Study) -> dict:
+    """What models of drives do is what the study says they do."""
+    found, whole = {}, study.array.count * study.array.members
+    for pattern in study.fio.patterns:
+        for drives in (whole, *fewer_drives(study)):
+            name = pattern.name if drives == whole else of_drives(pattern.name, drives)
+            found[name] = stated(study.drives, pattern, drives)
+    return found
+
+
+def stated(asked: studies.Drives, pattern: Pattern, drives: int) -> dict:
+    """A request takes a model as long as its pace of operations or that of bytes, the longer."""
+    rate = drives * min(asked.iops, asked.mbps * 1e6 / pattern.block)
+    return {
+        "drives": drives,
+        "iops": round(rate),
+        "bytes_per_sec": round(rate * pattern.block),
+        "command": f"{STATED}: {asked.iops} operations and {asked.mbps} MB a second of each drive",
+    }
 
 
 def fewer_drives(study: studies.Study) -> list[int]:

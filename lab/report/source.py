@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lab import stats, window
 from lab import study as studies
-from lab.results import Cell, Results, ResultsError, of_drives
+from lab.results import STATED, Cell, Results, ResultsError, of_drives
 from lab.stats import Figures, Summary
 from lab.study import Study
 
@@ -131,6 +131,12 @@ class Source:
         only: all, or before that those of one array."""
         its = self.raw.get(of_drives(load, self.drives_behind(loads, side)))
         return its or self.raw.get(load, {})
+
+    @property
+    def raw_is_stated(self) -> bool:
+        """Nobody measured the bare drives: they are models of a set pace."""
+        commands = [str(its.get("command", "")) for its in self.raw.values()]
+        return bool(commands) and all(command.startswith(STATED) for command in commands)
 
     def raw_drives(self, load: str, loads: int, side: str) -> int:
         """How many did it."""

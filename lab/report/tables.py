@@ -176,6 +176,8 @@ def bare_drives(source: Source, load: str, loads: int) -> str:
     raw = {used: source.raw_of(load, loads, names[0]) for used, names in sides.items()}
     if not pattern or not all("drives" in its for its in raw.values()):
         return ""
+    if source.raw_is_stated:
+        return "“Of bare drives”: of the pace that the study states of models, which was not measured."
     asked = pattern.depth * pattern.jobs
     beside = "; ".join(
         f"{', '.join(names)}: " * (len(sides) > 1) + beside_drives(raw[used], used, asked)
@@ -356,7 +358,10 @@ def drives(source: Source) -> Table | None:
     rows = tuple(
         (name, *(told(its.get(column)) for column in numbers)) for name, its in source.raw.items()
     )
-    return Table("The bare drives, measured in the same run", ("pattern", *numbers), rows)
+    title = "The bare drives, measured in the same run"
+    if source.raw_is_stated:
+        title = "The bare drives, not measured: models, at the pace that the study states"
+    return Table(title, ("pattern", *numbers), rows)
 
 
 def told(value: object) -> str:

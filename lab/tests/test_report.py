@@ -13,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from lab import report
+from lab.loads import fio as loads
 from lab.report import cautions, tables
 from lab.report.source import Source
 from lab.results import Results
@@ -148,6 +149,18 @@ class Tables(InADirectory):
         self.assertEqual((table.columns[2], table.columns[-1]), ("GB/s", "of bare drives"))
         table = next(t for t in tables.verdict(source) if t.title == "seqread, 2 VMs")
         self.assertIn("64 I/Os under way in all, beside 160 on 5 drives", table.caption)
+        self.assertIn("measured in the same run", tables.drives(source).title)
+
+    def test_the_pace_of_models_is_told_as_stated(self):
+        synthetic.fio(self.home)
+        study = Source.read(self.home).study
+        raw = json.dumps(loads.stated_drives(study))
+        (self.home / "raw.json").write_text(raw)
+        source = Source.read(self.home)
+        self.assertIn("not measured: models", tables.drives(source).title)
+        [said] = {table.caption for table in tables.verdict(source)}
+        self.assertIn("the study states of models, which was not measured", said)
+        self.assertGreater(tables.efficiency(source, source.telling("randread", 1)[0]), 0.5)
 
 
 class Cautions(InADirectory):

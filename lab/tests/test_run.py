@@ -511,6 +511,21 @@ class Disks(InDirectory):
             found = measure_drives(Study.model_validate(words), where, lambda what: None)
             self.assertEqual(list(found), ["p", "p, 3 drives", "p, 4 drives"])
 
+    def test_models_of_drives_are_not_measured_but_stated(self):
+        pattern = {"name": "large", "rw": "read", "block": "1M"}
+        words = STUDY | {"drives": {"kind": "model", "iops": 1000, "mbps": 50},
+                         "side": [{"kind": "ashlar"}, {"kind": "raw"}],
+                         "fio": FIO | {"patterns": [*FIO["patterns"], pattern]}}  # fmt: skip
+        where = mock.Mock()
+        found = measure_drives(Study.model_validate(words), where, lambda what: None)
+        self.assertEqual(where.mock_calls, [])
+        figures = {name: (its["drives"], its["iops"]) for name, its in found.items()}
+        # 50 MB a second are 47.7 requests of 1 MiB
+        self.assertEqual(figures, {"p": (5, 5000), "p, 1 drive": (1, 1000),
+                                   "large": (5, 238), "large, 1 drive": (1, 48)})  # fmt: skip
+        self.assertEqual(found["large"]["bytes_per_sec"], 250_000_000)
+        self.assertIn("not measured", found["p"]["command"])
+
     def test_storage_has_huge_pages_beside_the_guests(self):
         vm = {"count": 2, "memory": "1G", "huge_pages": True}
         study = Study.model_validate(STUDY | {"where": "vm", "vm": vm})
