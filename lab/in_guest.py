@@ -16,7 +16,7 @@ from lab.host import drive_count, room_problems
 from lab.nvme import SLOTS_MAX, NvmeDrives
 from lab.place import Host
 from lab.side import Disk, Drive
-from lab.sides.ashlar import program
+from lab.sides.ashlar import copy_of, host_program
 from lab.study import Study
 from lab.where import Seat
 
@@ -50,8 +50,8 @@ class InGuest:
             found.append(f"a guest takes {SLOTS_MAX} drives and the study {count}: make it smaller")
         found += room_problems(self.study, self.inside)
         if any(side.kind == "ashlar" for side in self.study.side):
-            binary = program(self.host)
-            if not Path(binary).exists():
+            binary = host_program()
+            if not binary.exists():
                 found.append(f"{binary} is not there: run `make build`, or set ASHLAR")
         return found
 
@@ -64,9 +64,9 @@ class InGuest:
         plan = self.plan()
         self.logs = LogsDisk(self.host, image, self.work, self.directory, self.place)
         options = self.logs.options
-        has_tools = Path(program(self.host)).exists()
+        has_tools = copy_of(self.work).exists()
         if has_tools:
-            options += guest_disks.tools_disk(self.host, self.work, Path(program(self.host)))
+            options += guest_disks.tools_disk(self.host, self.work, copy_of(self.work))
         self.place.nvme = self.nvme
         self.machine = Machine(
             image, accel, vm.cpus, vm.memory, plan[0] if plan else None,

@@ -15,11 +15,11 @@
                               drives, as the study states it (command: not measured…)
       commands.log            every command in order, with its time and its answer
       cells.jsonl             one line for each finished cell; a line is written when it is over
-      failures.jsonl          one line for each try that failed: {cell: {…}, error, at, tried}; such
-                              a cell is tried again by a run that goes on, and may be done since;
-                              tried: false where something had gone wrong before it (error)
-      logs/0-ashlar/1/        of a turn that failed (repeat, side, which try): what the side's program
-                              and the consoles of guests had said until then
+      failures.jsonl          one line for each try that failed: {cell: {…}, error, at, tried};
+                              such a cell is tried again by a run that goes on, and may be done
+                              since; tried: false where something had gone wrong before it (error)
+      logs/0-ashlar/1/        of a turn that failed (repeat, side, which try): what the side's
+                              program and the consoles of guests had said until then
       cells/000-ashlar-…/     what a cell left:
         seconds.csv           one row a second, `SECONDS` below
         vm0.log.gz            pgbench's own log of each transaction of that load (or host.log.gz)

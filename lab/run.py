@@ -33,7 +33,7 @@ from lab.results import Cell, Results
 from lab.sampler import Sampler
 from lab.schedule import Block
 from lab.side import Side, SideError
-from lab.sides.ashlar import host_program, program
+from lab.sides.ashlar import copied, host_program
 from lab.study import State, Study, Where
 
 MIB = 1 << 20
@@ -150,7 +150,7 @@ class Run:
             problems += self.missing_sides()
         problems += machine.problems(self.study, self.sides, self.results.home)
         problems += self.drive_problems()
-        problems += self.mixture_problems()
+        problems += self.mixture_problems(host_program())
         there = all(map(devices.is_block, self.study.drives.paths))
         if self.sides and there:
             used = self.results.machines_used()
@@ -169,17 +169,17 @@ class Run:
             return []
         return [*devices.problems(drives.paths, self.overwrite), *devices.other_drives(drives)]
 
-    def mixture_problems(self) -> list[str]:
+    def mixture_problems(self, program: Path) -> list[str]:
         its = {side.name for side in self.study.side if side.kind == "ashlar"}
         are_done = any(cell.side in its for cell in self.results.cells)
-        program = self.ashlar_measured() if are_done else ""
+        measured = self.ashlar_measured(program) if are_done else ""
         used = self.results.machines_used()
-        return conditions.other_program(used, program) if program else []
+        return conditions.other_program(used, measured) if measured else []
 
-    def ashlar_measured(self) -> str:
-        """The sum of the program, if any cell of it is left."""
+    def ashlar_measured(self, program: Path) -> str:
+        """Its sum, if any cell of it is left."""
         is_left = any(block.side.kind == "ashlar" for block in self.left())
-        return conditions.checksum(host_program()) if is_left else ""
+        return conditions.checksum(program) if is_left else ""
 
     def left(self) -> list[Block]:
         return [
@@ -245,17 +245,20 @@ class Run:
         self.work.mkdir(mode=0o711)
         self.session.ledger.owe("path", str(self.work))
         self.cleanup.callback(places.remove, self.place, self.work)
+        program = copied(self.work)
+        if problems := self.mixture_problems(program):  # built anew since it was looked at
+            raise Refusal("\n".join(problems))
         self.cleanup.callback(self.where.close)
         self.screen.now("the machines" if self.study.where != Where.HOST else "the drives")
         self.where.start()
         if self.study.where == Where.GUEST and (problems := self.missing_sides()):
             raise Refusal("\n".join(problems))
         postgres = program_directory(self.place) if self.study.pgbench else ""
-        told = machine.description(self.study, postgres, program(self.place))
+        told = machine.description(self.study, postgres, str(program))
         told["where"] = self.where.settings()
         told["conditions"] = conditions.now(
             self.study, told["where"], self.where.huge_pages, self.disk_bytes,
-            self.ashlar_measured(),
+            self.ashlar_measured(program),
         )  # fmt: skip
         told["disk_bytes"] = self.disk_bytes
         told["unequal"] = self.study.unequal

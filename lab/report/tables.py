@@ -177,7 +177,7 @@ def bare_drives(source: Source, load: str, loads: int) -> str:
     if not pattern or not all("drives" in its for its in raw.values()):
         return ""
     if source.raw_is_stated:
-        return "“Of bare drives”: of the pace that the study states of models, which was not measured."
+        return "“Of bare drives”: of what the study states of models, which was not measured."
     asked = pattern.depth * pattern.jobs
     beside = "; ".join(
         f"{', '.join(names)}: " * (len(sides) > 1) + beside_drives(raw[used], used, asked)

@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+import shutil
 import time
 from contextlib import ExitStack
 from dataclasses import replace
@@ -35,7 +36,7 @@ class Ashlar:
         self.name = chosen.name
         self.home = work / chosen.name
         self.socket = self.home / "ashlar.sock"
-        self.program = shlex.quote(program(place))
+        self.program = shlex.quote(program(place, work))
         self.policy = chosen.policy or ("journal" if study.array.parity else "none")
         hole = WRITE_HOLE[self.policy] if study.array.parity else "none"
         self.protection = Protection(study.array.parity, hole)
@@ -267,11 +268,23 @@ def state(shown: dict) -> str:
     return states.without(len(shown["members"]) - here)
 
 
-def program(place: Place) -> str:
-    """A guest has it in its PATH."""
-    if not isinstance(place, Host):
-        return "ashlar"
-    return str(host_program())
+def program(place: Place, work: Path) -> str:
+    """A guest has it in its PATH. On the host it is the copy of this run: what is built anew
+    meanwhile is not what is measured."""
+    return str(copy_of(work)) if isinstance(place, Host) else "ashlar"
+
+
+def copy_of(work: Path) -> Path:
+    """In a directory whose name no side has."""
+    return work / "program.d" / "ashlar"
+
+
+def copied(work: Path) -> Path:
+    """Where there is none, nothing is copied: it was said before, or no side takes it."""
+    if host_program().is_file():
+        copy_of(work).parent.mkdir(parents=True)
+        shutil.copy2(host_program(), copy_of(work))
+    return copy_of(work)
 
 
 def host_program() -> Path:

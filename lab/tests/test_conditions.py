@@ -11,8 +11,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
-from lab import conditions
+from lab import conditions, sides
 from lab import run as runs
+from lab.ledger import Ledger
 from lab.place import Host
 from lab.report import cautions
 from lab.results import Results
@@ -56,7 +57,7 @@ class GoingOn(unittest.TestCase):
     def run_of(self, *done: str) -> runs.Run:
         """That goes on where one cell of each of these sides is done."""
         results = Results(self.home, [next(c for c in self.cells if c.side == its) for its in done])
-        session = SimpleNamespace(home=self.home, ledger=None)
+        session = SimpleNamespace(home=self.home, ledger=Ledger(self.home / "ledger"))
         return runs.Run(STUDY, results, session, False)
 
     def prepared(self, *done: str) -> runs.Run:
@@ -76,7 +77,8 @@ class GoingOn(unittest.TestCase):
         """What the call of that number has left."""
         run = self.run_of()
         run.sides = dict.fromkeys(("ashlar", "btrfs"))
-        its = conditions.now(STUDY, {}, False, [900 * MIB], run.ashlar_measured()) | changed
+        program = run.ashlar_measured(self.program)
+        its = conditions.now(STUDY, {}, False, [900 * MIB], program) | changed
         name = "machine.json" if number == 1 else f"machine-{number}.json"
         (self.home / name).write_text(json.dumps({"conditions": its}))
         return its
@@ -98,6 +100,30 @@ class GoingOn(unittest.TestCase):
         self.program.write_text("one")
         with self.assertRaises(runs.Refusal):
             self.prepared("ashlar")
+
+    def test_what_is_built_anew_meanwhile_is_not_what_runs(self):
+        run = self.prepared()
+        run.where.start.side_effect = lambda: self.program.write_text("two")
+        run.where.settings.return_value = {}
+        run.screen = mock.Mock()
+        with run.cleanup:
+            run.begin()
+            chosen = STUDY.side[0]
+            side = sides.make(chosen, STUDY, run.place, run.work)
+            self.assertEqual(Path(side.program).read_text(), "one")
+            self.assertNotEqual(side.program, str(side.home))
+            copy = conditions.checksum(Path(side.program))
+        self.assertFalse(run.work.exists())
+        self.assertEqual(conditions.of(run.results.machines()[0])["ashlar"], copy)
+
+    def test_what_was_built_anew_since_it_was_looked_at_is_refused(self):
+        self.was()
+        run = self.prepared("ashlar")
+        self.program.write_text("two")
+        run.screen = mock.Mock()
+        with self.assertRaisesRegex(runs.Refusal, "set ASHLAR to that one"), run.cleanup:
+            run.begin()
+        run.where.start.assert_not_called()
 
     def test_disks_stay_as_large_as_they_were(self):
         self.assertEqual(self.prepared().disk_bytes, [900 * MIB])

@@ -22,6 +22,7 @@ from lab.loads.fio import Fio
 from lab.nvme import NvmeDrives
 from lab.place import Host
 from lab.results import Cell, Results
+from lab.sides import ashlar
 
 SECONDS_MAX = 120
 STUDY = """
@@ -76,6 +77,7 @@ class OnHost(unittest.TestCase):
         made = made.model_copy(update={"drives": drives})
         work = self.home / "work"
         work.mkdir()
+        ashlar.copied(work)
         place = Host(Ledger(self.cache / "ledger"))
         self.addCleanup(place.close)
         side = sides.make(made.side[0], made, place, work)

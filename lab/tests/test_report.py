@@ -159,7 +159,7 @@ class Tables(InADirectory):
         source = Source.read(self.home)
         self.assertIn("not measured: models", tables.drives(source).title)
         [said] = {table.caption for table in tables.verdict(source)}
-        self.assertIn("the study states of models, which was not measured", said)
+        self.assertIn("what the study states of models, which was not measured", said)
         self.assertGreater(tables.efficiency(source, source.telling("randread", 1)[0]), 0.5)
 
 
