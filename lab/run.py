@@ -167,7 +167,11 @@ class Run:
             return [f"{drives.directory!r} has {found} in it: take another directory for drives"]
         if drives.kind != "block":
             return []
-        return [*devices.problems(drives.paths, self.overwrite), *devices.other_drives(drives)]
+        others = devices.other_drives(drives)
+        # What is on the very drives of a run that was begun is its own: they were blank before, or
+        # were given away.
+        ours = bool(drives.identities and self.results.machines()) and not others
+        return [*devices.problems(drives.paths, self.overwrite or ours), *others]
 
     def mixture_problems(self, program: Path) -> list[str]:
         its = {side.name for side in self.study.side if side.kind == "ashlar"}

@@ -17,6 +17,8 @@ from unittest import mock
 from lab import devices, host, ledger, main, plan, study
 from lab.ledger import Ledger
 from lab.place import Host
+from lab.results import Results
+from lab.run import Run
 from lab.study import Drives
 
 ROOT = os.geteuid() == 0 and Path("/dev/loop-control").exists()
@@ -148,6 +150,28 @@ class OfAUser(unittest.TestCase):
         self.assertIn(f"{self.second} carries ext4: --overwrite", self.run_study())
         self.assertIn("nothing stands in its way", self.run_study("--overwrite"))
         self.assertEqual(devices.labels(self.second), ["ext4"])
+
+    def test_what_a_run_has_left_on_its_own_drives_is_no_hindrance_to_it(self):
+        paths = (self.first, self.second, self.third)
+        drives = devices.identified(Drives(kind="block", paths=paths, directory="/d"))
+        session, results = mock.Mock(), Results(self.home)
+
+        def problems(drives: Drives) -> str:
+            made = Run(mock.Mock(drives=drives), results, session, False)
+            return "\n".join(made.drive_problems())
+
+        done("mkfs.ext4", "-q", self.first)
+        self.assertIn("carries ext4", problems(drives))  # nothing was begun: it is somebody's
+        (self.home / "machine.json").write_text("{}")
+        self.assertEqual(problems(drives), "")
+        held = os.open(self.second, os.O_RDONLY | os.O_EXCL)
+        self.assertIn(f"{self.second} is in use", problems(drives))
+        os.close(held)
+        another = drives.model_copy(update={"identities": ("x", *drives.identities[1:])})
+        self.assertIn("carries ext4", problems(another))
+        self.assertIn("put the drives where they were", problems(another))
+        older = drives.model_copy(update={"identities": ()})  # which did not write them down
+        self.assertIn("carries ext4", problems(older))
 
     def test_a_study_keeps_what_its_drives_are(self):
         made = devices.identified(Drives(kind="block", paths=(self.first, self.second)))
