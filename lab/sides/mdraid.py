@@ -13,6 +13,7 @@ more, and the report says so:
   twentieth of the memory (md(4): page size x drives x this many bytes).
 """
 
+import math
 import re
 import secrets
 from contextlib import ExitStack
@@ -87,7 +88,12 @@ class Mdraid:
 
     def capacity_bytes(self, drives: list[Drive]) -> int:
         smallest = min(drive.bytes for drive in drives)
-        return self.study.array.data * (smallest - smallest // 1000 - LABEL_BYTES)
+        whole = self.study.array.data * (smallest - smallest // 1000 - LABEL_BYTES)
+        of_each = -(-self.study.disks // self.study.array.count)
+        if of_each == 1:
+            return whole
+        # before each partition, and after the last, where the table is once more
+        return whole - (of_each + 1) * alignment(self.study.array)
 
     def start(
         self, drives: list[list[Drive]], spares: list[Drive], disk_bytes: list[int]
@@ -101,7 +107,7 @@ class Mdraid:
         for members in self.members:
             self.make(members)
         self.wait_whole()
-        return disks(self.arrays, disk_bytes, self.told)
+        return disks(self.arrays, disk_bytes, alignment(self.study.array), self.told)
 
     def make(self, members: list[Drive]) -> None:
         taken = self.place.check("ls /sys/block").split()
@@ -277,7 +283,7 @@ def state(text: str, parity: int) -> str:
     return states.without(out)
 
 
-def disks(arrays: list[str], sizes: list[int], told) -> list[Disk]:
+def disks(arrays: list[str], sizes: list[int], align_bytes: int, told) -> list[Disk]:
     """Dealt out in turn. An array with several is cut into partitions."""
     of_array: dict[str, list[int]] = {name: [] for name in arrays}
     for number in range(len(sizes)):
@@ -287,17 +293,22 @@ def disks(arrays: list[str], sizes: list[int], told) -> list[Disk]:
         if len(numbers) == 1:
             made[numbers[0]] = Disk(device=f"/dev/{name}")
             continue
-        table = partitions([sizes[at] for at in numbers])
+        table = partitions([sizes[at] for at in numbers], align_bytes)
         told(f"echo '{table}' | sfdisk -q --wipe always /dev/{name}")
         for at, number in enumerate(numbers):
             made[number] = Disk(device=f"/dev/{name}p{at + 1}")
     return [made[number] for number in range(len(sizes))]
 
 
-def partitions(sizes: list[int], align_bytes: int = 64 * MIB) -> str:
-    """What sfdisk takes. Each begins at a multiple of 64 MiB, which whole stripes mostly divide."""
+def partitions(sizes: list[int], align_bytes: int) -> str:
+    """What sfdisk takes: each begins with a stripe."""
     lines, at = ["label: gpt"], align_bytes
     for size in sizes:
         lines.append(f"start={at // 512}, size={size // 512}")
         at = -(-(at + size) // align_bytes) * align_bytes
     return "\n".join(lines)
+
+
+def alignment(array: studies.Array) -> int:
+    """Whole stripes that are whole MiB: 4 data of 64 KiB are 1 MiB, 5 of them are 5 MiB."""
+    return math.lcm(array.data * array.chunk, MIB)

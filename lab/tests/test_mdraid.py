@@ -180,26 +180,43 @@ class State(unittest.TestCase):
 class Disks(unittest.TestCase):
     def test_one_for_an_array_is_all_of_it(self):
         told = []
-        found = mdraid.disks(["md100", "md101"], [MIB, MIB], told.append)
+        found = mdraid.disks(["md100", "md101"], [MIB, MIB], MIB, told.append)
         self.assertEqual(found, [Disk(device="/dev/md100"), Disk(device="/dev/md101")])
         self.assertEqual(told, [])
 
     def test_several_are_partitions_dealt_out_in_turn(self):
         told = []
-        found = mdraid.disks(["md100", "md101"], [MIB] * 4, told.append)
+        found = mdraid.disks(["md100", "md101"], [MIB] * 4, MIB, told.append)
         names = ["md100p1", "md101p1", "md100p2", "md101p2"]
         self.assertEqual([disk.device for disk in found], [f"/dev/{name}" for name in names])
         self.assertEqual(len(told), 2)
 
     def test_partitions_do_not_overlap_and_are_aligned(self):
         sizes = [100 * MIB, 64 * MIB, 65 * MIB]
-        lines = mdraid.partitions(sizes).splitlines()[1:]
+        lines = mdraid.partitions(sizes, 5 * MIB).splitlines()[1:]
         end = 0
         for line, size in zip(lines, sizes, strict=True):
             start, length = (int(part.split("=")[1]) for part in line.split(", "))
-            self.assertEqual((length * 512, start * 512 % (64 * MIB)), (size, 0))
+            self.assertEqual((length * 512, start * 512 % (5 * MIB)), (size, 0))
             self.assertGreaterEqual(start, end)
             end = start + length
+
+    def test_what_is_promised_fits_with_all_partitions(self):
+        chosen = study.Side(kind="mdraid")
+        for data, chunk in [(4, 64 << 10), (5, 64 << 10), (7, 1 << 20)]:
+            whole = study.Study.model_validate(
+                {"title": "t", "where": "vm", "side": (chosen,), "pgbench": {},
+                 "array": {"data": data, "chunk": chunk}, "vm": {"count": 16}}
+            )  # fmt: skip
+            side = mdraid.Mdraid(chosen, whole, mock.Mock(), Path("/nonexistent"))
+            drive = Drive("d", "/d", 256 * MIB)
+            size = side.capacity_bytes([drive]) // 16 // MIB * MIB
+            align = mdraid.alignment(whole.array)
+            self.assertEqual((align % (data * chunk), align % MIB), (0, 0))
+            last = mdraid.partitions([size] * 16, align).splitlines()[-1]
+            start, length = (512 * int(part.split("=")[1]) for part in last.split(", "))
+            usable = data * (256 * MIB - 256 * MIB // 1000 - mdraid.LABEL_BYTES)
+            self.assertLessEqual(start + length + MIB, usable)
 
 
 if __name__ == "__main__":
