@@ -14,6 +14,7 @@ import psutil
 from demo.settings import memory_available
 from lab import paths, schedule
 from lab.host import drive_count
+from lab.pinning import cpus_of
 from lab.results import DATE
 from lab.side import Side
 from lab.study import Study, Where
@@ -146,6 +147,7 @@ def read(path: str | Path) -> str:
 def problems(study: Study, sides: dict[str, Side], out: Path) -> list[str]:
     """What this machine lacks for the loads, and what cannot be compared; each with its fix."""
     found = [*load_problems(study), *idle_problems(study), *protection_problems(study, sides)]
+    found += core_problems(study)
     at = paths.existing(out.absolute())
     if shutil.disk_usage(at).free < RESULT_BYTES:
         found.append(f"{at} has less than {RESULT_BYTES >> 20} MiB free for results: give --out")
@@ -181,6 +183,22 @@ def load_problems(study: Study) -> list[str]:
             found.append(f"there is no user postgres, and PostgreSQL refuses to run as root: {fix}")
         if os.geteuid() != 0:
             found.append("mounting and changing to the user postgres need root: run it with sudo")
+    return found
+
+
+def core_problems(study: Study) -> list[str]:
+    """CPUs that a side is to poll on, and that are not there, or not ours."""
+    usable, whose = os.sched_getaffinity(0), "this machine lets us use"
+    if study.where == Where.GUEST:
+        usable, whose = set(range(study.vm.cpus)), "the guest has"
+    found = []
+    for side in study.side:
+        if others := sorted(set(cpus_of(side.cores)) - usable if side.cores else ()):
+            has, lacks = (",".join(map(str, cpus)) for cpus in (sorted(usable), others))
+            found.append(
+                f"side {side.name}: `cores` names CPU {lacks}, and {whose} {has}: say others "
+                f"(--set side.{side.name}.cores={min(usable)})"
+            )
     return found
 
 

@@ -26,7 +26,7 @@ from lab import place as places
 from lab.host import drive_count
 from lab.ledger import Debt, Ledger, Stayed, is_there
 from lab.loads import Load, LoadError
-from lab.loads.pgbench import program_directory
+from lab.loads.pgbench import program_directory, settings_problems
 from lab.place import Host
 from lab.progress import Expected, Screen
 from lab.results import Cell, Results
@@ -156,6 +156,8 @@ class Run:
             used = self.results.machines_used()
             self.disk_bytes = conditions.disks_as_before(used, self.sizes())
             problems += machine.size_problems(self.study, min(self.disk_bytes))
+        if not problems and self.study.where == Where.HOST and self.study.pgbench:
+            problems += settings_problems(self.place, self.study.pgbench)
         if problems:
             self.place.close()
             raise Refusal("\n".join(problems))

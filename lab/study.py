@@ -46,7 +46,26 @@ Bytes = Annotated[int, BeforeValidator(size_bytes), Field(gt=0)]
 Count = Annotated[int, Field(gt=0)]
 Seconds = Annotated[int, Field(gt=0)]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")]  # becomes part of names of files
-Cpus = Annotated[str, Field(pattern=r"^\d+(-\d+)?(,\d+(-\d+)?)*$")]
+
+
+def one_cpu(value: object) -> object:
+    """TOML takes `cores=7` for a number."""
+    return str(value) if type(value) is int else value
+
+
+def cpus(text: str) -> str:
+    for first, last in re.findall(r"(\d+)-(\d+)", text):
+        if int(first) > int(last):
+            raise ValueError(f"goes backwards: write {last}-{first}")
+    return text
+
+
+Cpus = Annotated[
+    str,
+    BeforeValidator(one_cpu),
+    Field(pattern=r"^\d+(-\d+)?(,\d+(-\d+)?)*$"),
+    AfterValidator(cpus),
+]
 
 
 def chunk_bytes(value: int) -> int:
@@ -268,7 +287,10 @@ def load(path: Path, quick: bool = False, changes: Sequence[str] = ()) -> Study:
         made = Study.model_validate(chosen)
     except ValidationError as error:
         raise StudyError("\n".join(f"{path}: {told(one)}" for one in error.errors())) from None
-    if found := [*useless_of_sides(made), *useless_of_drives(made.drives)]:
+    if found := [
+        *useless_of_sides(made), *useless_of_drives(made.drives), *useless_of_vms(made),
+        *useless_of_patterns(made),
+    ]:  # fmt: skip
         raise StudyError("\n".join(f"{path}: {one}" for one in found))
     return made
 
@@ -287,12 +309,33 @@ def useless_of_sides(study: Study) -> Iterator[str]:
                 f'`side.{side.name}.policy`: "{side.policy}" is no policy of kind {side.kind}, '
                 f"which takes {allowed}, or none of it said"
             )
+        if side.policy == "ppl" and "bitmap" in side.model_fields_set:
+            yield f"`side.{side.name}.bitmap`: the policy ppl has none, say one of the two"
 
 
 def useless_of_drives(drives: Drives) -> Iterator[str]:
     for word, kind in KIND_OF.items():
         if word in drives.model_fields_set and drives.kind != kind:
             yield f'`drives.{word}`: drives of kind "{drives.kind}" have none, say kind = "{kind}"'
+
+
+def useless_of_vms(study: Study) -> Iterator[str]:
+    """The host has no guests, and one guest is not several."""
+    said = study.vm.model_fields_set
+    for word in sorted(said & ({"count"} if study.where == Where.GUEST else said)):
+        if study.where != Where.VM:
+            yield f'`vm.{word}`: does nothing with where = "{study.where}", take it out'
+    if study.fio and study.where != Where.VM and "vms" in study.fio.model_fields_set:
+        yield f'`fio.vms`: does nothing with where = "{study.where}", take it out'
+
+
+def useless_of_patterns(study: Study) -> Iterator[str]:
+    for pattern in study.fio.patterns if study.fio else ():
+        if pattern.read_percent is not None and pattern.rw != "randrw":
+            yield (
+                f"`read_percent` of the pattern {pattern.name}: does nothing with rw = "
+                f'"{pattern.rw}", say rw = "randrw" or take it out'
+            )
 
 
 def as_run(path: Path) -> Study:

@@ -129,9 +129,10 @@ class Pgbench:
         deadline = time.monotonic() + START_SECONDS_MAX
         while self.place.run(self.as_user("pg_isready", "-q")).rc:
             if not self.server.running or time.monotonic() > deadline:
-                raise LoadError(
-                    f"PostgreSQL did not start in {self.seat.name}:\n{self.complaints()}"
-                )
+                said = self.complaints()
+                if wrong := refused_settings(self.asked, said):
+                    raise studies.StudyError(wrong)  # no other turn would start with them, either
+                raise LoadError(f"PostgreSQL did not start in {self.seat.name}:\n{said}")
             time.sleep(0.1)
 
     def complaints(self) -> str:
@@ -347,6 +348,28 @@ class Pgbench:
             self.place.check(f"rm -rf {self.logs} && rm -rf --one-file-system {self.home}")
             for directory in (self.logs, self.home):
                 places.settle(self.place, "path", directory)
+
+
+def settings_problems(place: Host, asked: studies.Pgbench) -> list[str]:
+    """Asked of the program itself, in a directory that is no cluster: it looks at the settings
+    before it sees that."""
+    given = (shlex.quote(f"{name}={told(it)}") for name, it in asked.settings.items())
+    words = " ".join(f"-c {each}" for each in given)
+    server = f"{AS_USER} {program_directory(place)}/postgres -D $at {words}"
+    said = place.run(
+        f"at=$(mktemp -d) && touch $at/postgresql.conf && chown -R {USER} $at && cd / && {server}; "
+        "rm -r $at"
+    )
+    wrong = refused_settings(asked, said.text)
+    return [wrong] if wrong else []
+
+
+def refused_settings(asked: studies.Pgbench, said: str) -> str:
+    for line in said.splitlines():
+        named = re.search(r'FATAL: +(.*parameter "([^"]+)".*)', line)
+        if named and named[2] in asked.settings:
+            return f"`pgbench.settings.{named[2]}`: PostgreSQL says: {named[1]}"
+    return ""
 
 
 def told(value: str | int | bool) -> str:

@@ -29,10 +29,11 @@ from lab.results import Cell, Results
 from lab.schedule import blocks
 from lab.side import Disk, Drive, SideError
 from lab.study import Fio as FioStudy
-from lab.study import Study
+from lab.study import Study, StudyError
 from lab.where import Seat
 
 MIB = 1 << 20
+POSTGRES = Path("/usr/lib/postgresql")
 FIO = {"patterns": [{"name": "p", "rw": "randread", "depth": 1}], "seconds": 1, "warm_seconds": 0}
 STUDY = {
     "title": "t", "where": "host", "side": [{"kind": "ashlar"}, {"kind": "btrfs"}],
@@ -335,6 +336,43 @@ class Runs(InDirectory):
             main.main(["check", "fio-host", "--set", "repeats=1", "fio.seconds=5"])
         self.assertEqual(ended.exception.code, 2)
         self.assertRegex(said.getvalue(), "fio.seconds=5; each KEY=VALUE takes a --set of its own")
+
+
+class Settings(InDirectory):
+    def load(self, said: str) -> pgbench.Pgbench:
+        """Of a server that says so, and ends."""
+        there = Recorder(grep=said)
+        there.spawn = lambda command: SimpleNamespace(running=False)
+        run = there.run
+        there.run = lambda command, timeout=60: (
+            Output(1, b"") if "pg_isready" in command else run(command)
+        )
+        asked = pgbench.studies.Pgbench(settings={"work_men": "1GB"})
+        return pgbench.Pgbench(Seat("host", there, Disk(device="/dev/x")), asked)
+
+    def test_those_that_postgresql_refuses_end_the_study(self):
+        unknown = 'FATAL:  unrecognized configuration parameter "work_men"'
+        with self.assertRaisesRegex(StudyError, r"`pgbench.settings.work_men`.*unrecognized"):
+            self.load(f"2026-11-28 [7] {unknown}").start_server()
+        self.assertNotIsInstance(StudyError(), runs.FAILURES)
+        with self.assertRaisesRegex(LoadError, "did not start in host:\nFATAL: no memory"):
+            self.load("FATAL: no memory").start_server()
+
+    @unittest.skipUnless(os.geteuid() == 0 and list(POSTGRES.glob("*/bin/postgres")),
+                         "asking PostgreSQL needs it, and root")  # fmt: skip
+    def test_postgresql_is_asked_before_anything_is_started(self):
+        there = Host(Ledger(self.home / "ledger"))
+        self.addCleanup(there.close)
+        for settings, said in [
+            ({"work_mem": "64MB", "fsync": False, "my.own": "a b"}, ""),
+            ({"work_men": "64MB"}, 'unrecognized configuration parameter "work_men"'),
+            ({"work_mem": "much"}, 'invalid value for parameter "work_mem"'),
+            ({"max_wal_size": 1}, "outside the valid range"),
+        ]:
+            asked = pgbench.studies.Pgbench(settings=settings)
+            found = pgbench.settings_problems(there, asked)
+            self.assertEqual(len(found), bool(said), found)
+            self.assertIn(said, "".join(found))
 
 
 class BreakingSide(MadeUpSide):

@@ -110,6 +110,42 @@ class Studies(unittest.TestCase):
         self.load(GOOD, changes=('drives={kind="block", paths=["/dev/x"]}',))
         self.load(GOOD, changes=('drives={kind="model", iops=5, mbps=5}',))
 
+    def test_words_that_do_nothing_are_refused(self):
+        pattern = '{name = "a", rw = "RW", read_percent = 70}'
+        fio = FIO.replace("PATTERNS", pattern)
+        mixed = fio.replace("RW", "randrw")
+        for text, change, said in [
+            (mixed, ('where="host"', "fio.vms=[1]"), "`fio.vms`"),
+            (mixed, ('where="host"', "vm.memory=1G"), "`vm.memory`"),
+            (GOOD, ("vm.pin=true",), "`vm.pin`"),
+            (mixed, ('where="guest"', 'drives.kind="nvme"', "vm.count=1"), "`vm.count`"),
+            (fio.replace("RW", "randread"), (), "of the pattern a"),
+            (fio.replace("RW", "write"), (), "of the pattern a"),
+            (GOOD.replace('"ashlar"', '"mdraid"'),
+             ("side.mdraid.policy=ppl", "side.mdraid.bitmap=true"), "`side.mdraid.bitmap`"),
+        ]:  # fmt: skip
+            with self.subTest(said):
+                self.assertIn(said, self.refusal(text, change))
+        self.load(mixed, changes=("fio.vms=[1,2]", "vm.count=2"))
+        self.load(mixed, changes=('where="guest"', 'drives.kind="nvme"', "vm.memory=1G"))
+
+    def test_cpus_that_are_not_there(self):
+        self.assertIn("write 3-9", self.refusal(GOOD, ("side.ashlar.cores=9-3",)))
+        with mock.patch.object(os, "sched_getaffinity", return_value={0, 1, 5}):
+            for cores, said in [("0-63", "CPU 2,3,4,6"), ("7", "CPU 7"), ("0,1,5", "")]:
+                made = self.load(GOOD, changes=(f"side.ashlar.cores={cores}",))
+                found = machine.core_problems(made)
+                self.assertEqual(bool(found), bool(said))
+                self.assertIn(said, "".join(found))
+            made = self.load(GOOD, changes=("side.ashlar.cores=2",))
+            with mock.patch.object(machine, "memory_available", return_value=1 << 40):
+                self.assertIn("0,1,5", "".join(machine.problems(made, {}, Path("/tmp"))))
+            inside = ('where="guest"', 'drives.kind="nvme"', "vm.cpus=4")
+            made = self.load(GOOD, changes=(*inside, "side.ashlar.cores=3"))
+            self.assertEqual(machine.core_problems(made), [])
+            made = self.load(GOOD, changes=(*inside, "side.ashlar.cores=4"))
+            self.assertIn("the guest has 0,1,2,3", machine.core_problems(made)[0])
+
     def test_all_mistakes_are_told_at_once(self):
         said = self.refusal(GOOD.replace("scale = 10", "scale = 0\nclient = 1"))
         wrong = {line.split("`")[1] for line in said.splitlines()}
