@@ -15,7 +15,6 @@ from pathlib import Path
 
 from demo import guest_image
 from demo.guest_image import BUILD_BYTES, GuestImage, Recipe
-from demo.settings import memory_available
 from demo.vm import BOOT_SECONDS_MAX, QEMU, Command, Output, Vm, VmError, working_accel
 from lab import paths, pinning
 from lab.host import drive_count
@@ -223,20 +222,23 @@ def problems(study: Study, recipe: Recipe, storage: set[int]) -> list[str]:
         ]
         if shutil.disk_usage(paths.existing(paths.cache())).free < BUILD_BYTES:
             found.append(f"making the guest takes {BUILD_BYTES >> 30} GiB free in {paths.cache()}")
-    vm = study.vm
-    count = vm.count if study.where == "vm" else 1
-    needed = count * (QEMU_BYTES + (0 if with_huge_pages(study) else vm.memory))
-    if (free := memory_available()) < needed:
-        found.append(
-            f"{free >> 20} MiB of memory are free and {count} guests take {needed >> 20}: end "
-            "other programs, or say fewer or smaller ones (--set vm.count=1, --set vm.memory=1G)"
-        )
+    vm, count = study.vm, machines(study)
     if vm.pin and not pinning.plan(usable_cpus(), storage, count, vm.cpus):
         found.append(
             f"{count} guests of {vm.cpus} CPUs beside storage on {len(storage)} cannot be pinned "
             f"to CPUs of their own, of {len(usable_cpus())}: --set vm.pin=false, or fewer"
         )
     return found
+
+
+def machines(study: Study) -> int:
+    return {"vm": study.vm.count, "guest": 1}.get(study.where, 0)
+
+
+def memory_bytes(study: Study) -> int:
+    """Of this host, that is not set aside in huge pages."""
+    of_each = QEMU_BYTES + (0 if with_huge_pages(study) else study.vm.memory)
+    return machines(study) * of_each
 
 
 def usable_cpus() -> list[int]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 from demo.settings import memory_available
-from lab import paths, schedule
+from lab import guests, paths, schedule
 from lab.host import drive_count
 from lab.pinning import cpus_of
 from lab.results import DATE
@@ -20,7 +20,8 @@ from lab.side import Side
 from lab.study import Study, Where
 
 MEMORY_BYTES_MIN = 1 << 30  # for a database and its load, or for fio
-CLIENT_BYTES = 10 << 20  # of memory that a connection of PostgreSQL takes
+CLIENT_BYTES = 10 << 20  # of memory that a connection of PostgreSQL takes, generously
+GUEST_CLIENT_BYTES = 3 << 20  # the least that it takes: with less, the guest kills some
 SCALE_BYTES = 20 << 20  # on disk, of one unit of pgbench's scale, with what updates add
 WAL_BYTES = 1280 << 20  # PostgreSQL's max_wal_size, and some
 SMALL_WAL_BYTES = 384 << 20  # what a short load writes
@@ -151,19 +152,39 @@ def problems(study: Study, sides: dict[str, Side], out: Path) -> list[str]:
     at = paths.existing(out.absolute())
     if shutil.disk_usage(at).free < RESULT_BYTES:
         found.append(f"{at} has less than {RESULT_BYTES >> 20} MiB free for results: give --out")
-    needed = MEMORY_BYTES_MIN + clients_max(study) * CLIENT_BYTES
+    return found + memory_problems(study)
+
+
+def memory_problems(study: Study) -> list[str]:
+    """All at once: of load, drives and guests."""
+    parts = {"a load": MEMORY_BYTES_MIN}
+    if study.where == Where.HOST and study.pgbench:
+        parts["clients"] = clients_max(study) * CLIENT_BYTES
     if study.drives.kind == "model":
-        needed += study.drives.size * drive_count(study)
+        parts["models of drives"] = study.drives.size * drive_count(study)
+    if guests.machines(study):
+        parts["guests"] = guests.memory_bytes(study)
+    needed = sum(parts.values())
+    found = []
     if (available := memory_available()) < needed:
+        told = ", ".join(f"{size >> 20} for {what}" for what, size in parts.items())
         found.append(
-            f"{available >> 20} MiB of memory are free and {needed >> 20} are needed: end other "
-            "programs, or say fewer clients (--set pgbench.clients=[10])"
+            f"{available >> 20} MiB of memory are free and {needed >> 20} are needed ({told}): end "
+            "other programs, or say less (--set pgbench.clients=[10], --set vm.count=1, "
+            "--set vm.memory=1G, --set drives.size=1G)"
+        )
+    inside = clients_max(study) * GUEST_CLIENT_BYTES
+    if guests.machines(study) and inside > study.vm.memory:
+        found.append(
+            f"{clients_max(study)} clients take about {inside >> 20} MiB of a guest that has "
+            f"{study.vm.memory >> 20}: say fewer (--set pgbench.clients=[10]), or larger guests "
+            "(--set vm.memory=8G)"
         )
     return found
 
 
 def clients_max(study: Study) -> int:
-    return max(study.pgbench.clients) if study.pgbench and study.where == Where.HOST else 0
+    return max(study.pgbench.clients) if study.pgbench else 0
 
 
 def load_problems(study: Study) -> list[str]:

@@ -188,6 +188,30 @@ class Studies(unittest.TestCase):
         self.assertIn("`fio.vms`", self.refusal(fio, ("fio.vms=[1,8]", "vm.count=4")))
         self.assertEqual(self.load(fio, changes=("fio.vms=[1,8]", "vm.count=8")).disks, 8)
 
+    def test_memory_of_load_models_and_guests_is_one_sum(self):
+        fio = FIO.replace("PATTERNS", '{name = "a", rw = "read"}')
+        made = self.load(fio, changes=(
+            'drives={kind="model", size="1G", iops=5, mbps=5}', "vm.count=2", "vm.memory=4G",
+        ))  # fmt: skip
+        # 1 GiB for the load, 5 models of 1, two guests of 4 and a half
+        for free, enough in [(15 << 30, True), ((15 << 30) - 1, False), (9 << 30, False)]:
+            with mock.patch.object(machine, "memory_available", return_value=free):
+                found = machine.memory_problems(made)
+                self.assertEqual(found == [], enough, free)
+                self.assertLess(set(found), {*machine.problems(made, {}, Path("/tmp")), ""})
+        self.assertIn("15360 are needed (1024 for a load, 5120 for models of drives, 9216 for g",
+                      found[0])  # fmt: skip
+
+    def test_clients_have_room_in_their_guest(self):
+        many = ("pgbench.clients=[4,1000]", 'where="vm"', "vm.memory=2G")
+        with mock.patch.object(machine, "memory_available", return_value=1 << 40):
+            [said] = machine.memory_problems(self.load(GOOD, changes=many))
+            self.assertIn("1000 clients take about 3000 MiB of a guest that has 2048", said)
+            self.assertEqual(machine.memory_problems(self.load(GOOD, changes=many[:1])), [])
+            for path in STUDIES.glob("*.toml"):
+                for quick in (True, False):
+                    self.assertEqual(machine.memory_problems(study.load(path, quick)), [], path)
+
     def test_several_arrays_lose_a_drive_each(self):
         fio = FIO.replace("PATTERNS", '{name = "a", rw = "read"}')
         two = ("array.count=2", "vm.count=2")
