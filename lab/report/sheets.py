@@ -26,9 +26,11 @@ def write(source: Source, directory: Path) -> list[Path]:
 
 
 def sheet(path: Path, rows: Iterable[dict]) -> Path:
+    """Columns are all that any row has: cells of two versions may have unlike ones."""
     rows = list(rows)
+    columns = list(dict.fromkeys(name for row in rows for name in row))
     with open(path, "w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]) if rows else [])
+        writer = csv.DictWriter(file, columns)
         writer.writeheader()
         writer.writerows(rows)
     return path

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from lab import report
 from lab.loads import fio as loads
-from lab.report import cautions, tables
+from lab.report import cautions, sheets, tables
 from lab.report.source import Source
 from lab.results import Results
 from lab.tests import synthetic
@@ -528,6 +528,10 @@ class Whole(InADirectory):
         with open(directory / "latencies.csv", newline="") as file:
             told = {row["percent"]: row["latency_ms"] for row in csv.DictReader(file)}
         self.assertEqual((told["1"], told["100"]), ("1.0", "100.0"))
+
+    def test_a_later_row_may_have_more_columns(self):
+        path = sheets.sheet(self.home / "x.csv", [{"a": 1, "b": 2}, {"a": 3, "c": 4, "b": 5}])
+        self.assertEqual(path.read_text().splitlines(), ["a,b,c", "1,2,", "3,5,4"])
 
     def test_again_makes_the_same(self):
         self.known()
