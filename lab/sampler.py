@@ -174,7 +174,8 @@ def row(samples: list[Sample], load: Measured, second: int) -> dict[str, object]
     begin = load.began + second
     its = totals(samples, begin, begin + 1)
     operations = load.operations.get(second, 0)
-    latency = load.latency_ms_sums.get(second, 0.0) / operations if operations else None
+    took = load.latency_ms_sums.get(second)
+    latency = took / operations if operations and took is not None else None
     latest = [sample.state for sample in samples if sample.at <= begin + 1]
     counts = {f"array_{name}": rounded(its[name], 0) for name in COUNTERS}
     return dict.fromkeys(SECONDS) | counts | {

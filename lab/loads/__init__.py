@@ -39,7 +39,7 @@ class Measured:
     began: float  # seconds since the epoch, when its warm-up was over
     seconds: float
     operations: dict[int, int]  # that ended in each second since `began`; negative in the warm-up
-    latency_ms_sums: dict[int, float]
+    latency_ms_sums: dict[int, float]  # of these; none of a second in which nobody told it
     failed: int = 0
     notes: tuple[str, ...] = field(default=())
 
@@ -122,6 +122,7 @@ def summary(measured: list[Measured]) -> Measured:
     LoadError where they were not all measured at once."""
     operations: dict[int, int] = {}
     sums: dict[int, float] = {}
+    untold: set[int] = set()  # by one of them, so that it is not known of all
     began = max(one.began for one in measured)
     seconds = min(one.began + one.seconds for one in measured) - began
     longest = max(one.seconds for one in measured)
@@ -134,8 +135,11 @@ def summary(measured: list[Measured]) -> Measured:
         ahead = round(began - one.began)  # whole seconds: loads that start together differ by less
         for second, count in one.operations.items():
             operations[second - ahead] = operations.get(second - ahead, 0) + count
+            if count and second not in one.latency_ms_sums:
+                untold.add(second - ahead)
         for second, value in one.latency_ms_sums.items():
             sums[second - ahead] = sums.get(second - ahead, 0.0) + value
+    sums = {second: value for second, value in sums.items() if second not in untold}
     notes = tuple(dict.fromkeys(note for one in measured for note in one.notes))
     failed = sum(one.failed for one in measured)
     return Measured(began, seconds, operations, sums, failed, notes)

@@ -198,8 +198,8 @@ def measured(said: dict, iops_log: str, latency_log: str) -> Measured:
     # fio may end before it writes down its last second, and it rounds the others
     counts[last] = max(0, counts.get(last, 0) + total - sum(counts.values()))
     did, took = by_second_and_way(rates, began), by_second_and_way(latencies, began)
-    for second in counts:
-        sums[second] = counts[second] * mean_ns(did.get(second, {}), took.get(second, {})) / 1e6
+    for second in counts.keys() & took.keys():  # of the others it is not known
+        sums[second] = counts[second] * mean_ns(did.get(second, {}), took[second]) / 1e6
     failed = sum(job["error"] != 0 for job in said["jobs"])
     return Measured(began, seconds, counts, sums, failed)
 
@@ -212,7 +212,9 @@ def by_second_and_way(told: list[tuple], began: float) -> dict[int, dict[int, li
 
 
 def mean_ns(did: dict[int, list[int]], took: dict[int, list[int]]) -> float:
-    """Of all requests: 900 reads of 1 ms and 100 writes of 11 ms took 2 ms each, and not 6."""
+    """Of reads and writes by their number: 900 reads of 1 ms and 100 writes of 11 ms took 2 ms
+    each, and not 6. Of several jobs each counts alike, whatever it did: the log does not say whose
+    a line is, and all jobs of a pattern ask for the same."""
     weights = {way: sum(did.get(way, ())) for way in took}
     if not any(weights.values()):  # fio did not write down how many
         weights = {way: len(its) for way, its in took.items()}

@@ -139,6 +139,7 @@ class Logs(unittest.TestCase):
         self.assertEqual(found.operations, {0: 300, 1: 400, 2: 300})
         self.assertEqual(found.total, 1000)
         self.assertAlmostEqual(found.latency_ms_sums[0] / 300, 2.0)
+        self.assertNotIn(2, found.latency_ms_sums)
 
     def test_a_second_of_fio_is_as_slow_as_its_requests_were(self):
         """900 reads of 1 ms and 100 writes of 11 ms; then one job has read 200, two 100 each."""
@@ -152,6 +153,14 @@ class Logs(unittest.TestCase):
         self.assertEqual(found.operations, {0: 1000, 1: 400})
         self.assertAlmostEqual(found.latency_ms_sums[0] / 1000, 2.0)
         self.assertAlmostEqual(found.latency_ms_sums[1] / 400, 4.0)  # (200 x 3 + 200 x 5) / 400
+
+    def test_a_second_whose_latency_nobody_told_has_none(self):
+        whole = Measured(100.0, 2.0, {0: 10, 1: 10}, {0: 20.0, 1: 20.0})
+        part = Measured(100.0, 2.0, {0: 10, 1: 5}, {0: 40.0})  # fio ended before it wrote it down
+        samples = [sample(at, 0, 0) for at in (100, 101, 102)]
+        for load, wanted in [(part, [4.0, None]), (summary([whole, part]), [3.0, None])]:
+            found = [row["latency_ms_mean"] for row in sampler.rows(samples, load)]
+            self.assertEqual(found, wanted)
 
     def test_only_seconds_in_which_all_loads_were_measured_count(self):
         one = Measured(100.0, 10.0, {0: 5, 1: 5}, {})
