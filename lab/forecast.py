@@ -37,7 +37,7 @@ class Server:
     core_reads_per_second: float | None = None  # what `ashlar bench engine` says of one core
     core_writes_per_second: float | None = None
     core_bytes_per_second: float | None = None
-    drive_latency_seconds: float | None = None
+    drive_latency_seconds: float | None = None  # of one operation, when nothing else is asked
     vms: int | None = None  # in place of the study's
     vm_per_second: float | None = None  # I/Os that one guest's virtual disk can do
     vm_bytes_per_second: float | None = None
@@ -110,6 +110,7 @@ def cell(study: Study, server: Server, side, state: State, place: dict, transact
             notes = (*notes, "I/Os of a transaction are estimated, each commit by itself")
         load, size = of_transaction(geometry, server.drive, transaction), None
         limits = pgbench_limits(study, server, side, load, transaction, place["loads"])
+        limits |= clients_limit(server, geometry, transaction, place["loads"] * place["clients"])
     if state == State.REBUILDING:
         limits["drives"] *= 1 - REBUILD_SHARE
         notes = (*notes, f"the rebuild takes {REBUILD_SHARE:.0%} of the drives")
@@ -201,11 +202,15 @@ def fio_limits(
     if server.network_bytes_per_second:
         limits["network"] = server.network_bytes_per_second / block
     if server.drive_latency_seconds:
-        # in place with parity: what it is worked out from is read first
-        hops = 1 if reads or geometry.journal or not geometry.parity else 2
-        waits = hops * server.drive_latency_seconds
+        waits = (1 if reads else write_hops(geometry)) * server.drive_latency_seconds
         limits["requests under way"] = loads * pattern.jobs * pattern.depth / waits
     return limits
+
+
+def write_hops(geometry: Geometry) -> int:
+    """How often a small write waits for a drive: in place with parity, what that is worked out from
+    is read first."""
+    return 1 if geometry.journal or not geometry.parity else 2
 
 
 def arrays_of(study: Study, side, loads: int) -> int:
@@ -286,6 +291,18 @@ def pgbench_limits(
         name = "guests" if study.where != Where.HOST else "the load's processors"
         limits[name] = loads * server.vm_transactions_per_second
     return limits
+
+
+def clients_limit(
+    server: Server, geometry: Geometry, transaction: Transaction, clients: int
+) -> dict[str, float]:
+    """A client waits for each page that it reads, one after the other, and for its commit; pages
+    are written when nobody waits for them."""
+    commits = transaction.log_bytes > 0 or (transaction.measured and transaction.writes > 0)
+    hops = transaction.reads + (write_hops(geometry) if commits else 0)
+    if not (hops and server.drive_latency_seconds):
+        return {}
+    return {"clients that wait": clients / (hops * server.drive_latency_seconds)}
 
 
 def measured_transactions(cells) -> dict[Place, Transaction]:

@@ -153,8 +153,9 @@ def not_known(words, study: Study) -> list[str]:
         found.append("processors of the guests (--vm-tps)")
     if study.fio and study.where != studies.Where.HOST and not (words.vm_iops or words.vm_gbps):
         found.append("the guests' disks (--vm-iops, --vm-gbps)")
-    if study.fio and not words.drive_latency_us:
-        found.append("requests under way (--drive-latency-us)")
+    if not words.drive_latency_us:
+        what = "requests under way" if study.fio else "clients that wait"
+        found.append(f"{what} (--drive-latency-us)")
     return found
 
 

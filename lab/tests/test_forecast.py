@@ -190,6 +190,24 @@ class Transactions(unittest.TestCase):
         one = found(PGBENCH, Server(DRIVE, vm_transactions_per_second=70), load="simple-update")
         self.assertEqual((one.bottleneck, one.per_second), ("guests", 70))
 
+    def test_few_clients_wait_for_their_commits(self):
+        study = PGBENCH | {
+            "array": {"count": 2},
+            "side": [{"kind": "ashlar"}, {"kind": "mdraid"}], "vm": {"memory": "64G", "count": 2},
+            "pgbench": PGBENCH["pgbench"] | {"clients": [1, 1000]},
+        }  # fmt: skip
+        late = Server(DRIVE, drive_latency_seconds=0.001)
+        for side, rate in [("ashlar", 2000), ("mdraid", 1000)]:  # two loads of one client
+            one = found(study, late, side=side, load="simple-update", clients=1)
+            self.assertEqual((one.bottleneck, one.per_second), ("clients that wait", rate))
+            many = found(study, late, side=side, load="simple-update", clients=1000)
+            self.assertEqual(many.bottleneck, "drives")
+        one = found(study, late, load="select-only", clients=1)  # all of it is in memory
+        self.assertNotIn("clients that wait", one.limits)
+        read = found(PGBENCH, late, load="select-only")  # 10 clients miss most pages
+        self.assertAlmostEqual(read.limits["clients that wait"], 10 / (0.001 * read.reads))
+        self.assertNotIn("clients that wait", found(study, Server(DRIVE), clients=1).limits)
+
     def test_as_a_run_measured_them(self):
         cell = Cell(0, 0, "ashlar", "healthy", "select-only", 10, 1, operations=100, array_reads=50,
                     array_writes=0, array_read_bytes=50 * 8192, array_write_bytes=0)  # fmt: skip
