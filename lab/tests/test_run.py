@@ -430,7 +430,7 @@ class Causes(InDirectory):
                 raise broken
             return replace(cell, seconds=1.0)
 
-        with mock.patch.object(runs.Turn, "measure", measure):
+        with mock.patch.object(runs.Turn, "measure", measure), redirect_stderr(io.StringIO()):
             with self.assertRaises((runs.Incomplete, KeyboardInterrupt)) as raised:
                 self.run_.run()
         self.said = str(raised.exception)
