@@ -215,7 +215,8 @@ def core_problems(study: Study) -> list[str]:
     found = []
     for side in study.side:
         if others := sorted(set(cpus_of(side.cores)) - usable if side.cores else ()):
-            has, lacks = (",".join(map(str, cpus)) for cpus in (sorted(usable), others))
+            has, lacks = ",".join(map(str, sorted(usable))), ",".join(map(str, others[:4]))
+            lacks += ",…" * (len(others) > 4)
             found.append(
                 f"side {side.name}: `cores` names CPU {lacks}, and {whose} {has}: say others "
                 f"(--set side.{side.name}.cores={min(usable)})"
