@@ -21,7 +21,7 @@ use crate::hedge::Hedging;
 use crate::integrity::Integrity;
 use crate::job::Jobs;
 use crate::journal::Journal;
-use crate::layout::{Layout, Piece};
+use crate::layout::{Layout, Piece, Positions};
 use crate::lease::Leasehold;
 use crate::member::{Member, sector_bytes};
 use crate::members::{Identity, Members};
@@ -35,6 +35,7 @@ use crate::status::{ArrayCounters, ArrayState, ArrayStatus, MemberStatus};
 use crate::stored::{Kept, Torn};
 use crate::stripe_set::StripeSet;
 use crate::witness::Tell;
+use crate::write_plan::bits;
 use crate::zero_step::Helpers;
 
 pub struct Array {
@@ -289,6 +290,17 @@ impl Array {
             let end = (stripe.0 + 1) * its.old(layout).stripe_bytes();
             stripe.0 >= its.cursor && end <= its.cursor * layout.stripe_bytes()
         })
+    }
+
+    /// Data chunks of the stripe that are not read there any more: they were moved to new stripes.
+    pub(crate) fn moved_away(&self, stripe: StripeIndex) -> Positions {
+        let layout = self.layout();
+        let Some(its) = self.identity.restripe().filter(|its| stripe.0 >= its.cursor) else {
+            return 0;
+        };
+        let first = stripe.0 * u64::from(its.old(layout).data);
+        let moved = (its.cursor * u64::from(layout.data)).saturating_sub(first);
+        bits(0..u8::try_from(moved).unwrap_or(u8::MAX).min(its.old(layout).data))
     }
 
     /// Whether `offset..offset + len` is inside the array and of whole sectors.

@@ -41,7 +41,6 @@ use crate::array::Array;
 use crate::error::ArrayError;
 use crate::journal::{Class, Entry, NewData};
 use crate::layout::Positions;
-use crate::mode;
 use crate::parity_sums::sums_of;
 use crate::pending::{Hold, Patch};
 use crate::stored::{Store, Stored, Torn, Updated};
@@ -150,16 +149,16 @@ impl Array {
             if oldest.is_none_or(|oldest| oldest >= last) {
                 return Ok(());
             }
-            let state = || (journal.next_sequence(), journal.pending.borrow().held());
+            let state = || (journal.next_sequence(), journal.pending.borrow().size());
             let before = state();
             let round = self.destage_round(u64::MAX).await;
             journal.release().await?;
             if journal.oldest() == oldest {
                 round?;
                 self.finish_kept().await?;
-                let is_start =
-                    self.modes.mode.get() == mode::Mode::Direct && self.destagers.get() == 0;
-                if is_start && state() == before {
+                // As in a start.
+                let is_alone = self.destagers.get() == 0;
+                if is_alone && state() == before {
                     // There is no room in the ring for what has to be said first, and will be none.
                     return Err(ArrayError::Lost);
                 }

@@ -1,6 +1,7 @@
 //! Long work on an array: what runs, how far and how fast it is, what it found.
 
 use std::cell::{Cell, RefCell};
+use std::ops::Range;
 
 use ashlar_reactor::backend::Instant;
 use ashlar_reactor::window::HALF_WINDOW;
@@ -91,6 +92,8 @@ pub(crate) struct Jobs {
     scrub: Slot,
     restripe: Slot,
     restripe_error: RefCell<Option<String>>,
+    /// Bytes of the array that the restripe could not read just now.
+    pub(crate) not_moved: RefCell<Option<Range<u64>>>,
     rebuild_error: RefCell<Option<String>>,
     /// Members that the rebuild has given up are to be tried again.
     pub(crate) rebuild_again: Cell<bool>,

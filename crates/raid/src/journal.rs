@@ -31,7 +31,7 @@ use ashlar_format::journal_batch::{
 };
 use ashlar_format::units::{MemberIndex, StripeIndex, to_usize};
 use ashlar_reactor::backend::Instant;
-use ashlar_reactor::buffer::{Buffer, Buffers};
+use ashlar_reactor::buffer::{Buffer, Buffers, memory_of};
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::join::join_all;
 use ashlar_reactor::wait_list::WaitList;
@@ -43,7 +43,7 @@ use crate::integrity::Integrity;
 use crate::member::Member;
 use crate::members::{Identity, Members};
 use crate::parity::Kernels;
-use crate::pending::{Hold, Patch, Pending};
+use crate::pending::{Hold, Patch, Pending, PendingSize};
 use crate::status::JournalStatus;
 
 mod entry;
@@ -69,6 +69,9 @@ const SHARE_BYTES_MIN: u64 = 8 << 10;
 const SHARE_BYTES_WANTED: u64 = 32 << 10;
 /// What is pending is kept in memory: at most so many times the bytes of a member's ring.
 const PENDING_PER_RING: u64 = 2;
+/// What the entries of one batch take there, at most: a page each, or less than twice their bytes.
+const BATCH_MEMORY_MAX: u64 = 2 * PAYLOAD_BYTES_MAX as u64;
+const _: () = assert!(BATCH_MEMORY_MAX >= (ENTRIES_MAX * memory_of(1)) as u64);
 /// Batches that are written at the same time.
 const COMMITS_MAX: u32 = 8;
 const HEADER_BYTES: u64 = JournalBatch::BYTES;
@@ -84,8 +87,8 @@ pub(crate) struct Slice {
 /// How far a batch may fill the ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Class {
-    /// So many bytes of data: leaves room for their parity, and for that of all that is pending.
-    New(u64),
+    /// So much data: leaves room for its parity, and for that of all that is pending.
+    New(PendingSize),
     /// Leaves room for parity of the oldest batch.
     Parity,
     /// Parity of the oldest batch: may use all there is.
@@ -129,7 +132,7 @@ pub(crate) struct Journal {
     /// Payload of those in the queue.
     queued_bytes: Cell<u64>,
     /// Payload of batches that have a place in the ring, and are not pending yet.
-    entered_bytes: Cell<u64>,
+    entered: Cell<PendingSize>,
     commits: Cell<u32>,
     next_sequence: Cell<u64>,
     /// Sequences below are written, or failed.
@@ -183,7 +186,7 @@ impl Journal {
             ring: RefCell::default(),
             queue: RefCell::default(),
             queued_bytes: Cell::new(0),
-            entered_bytes: Cell::new(0),
+            entered: Cell::default(),
             commits: Cell::new(0),
             next_sequence: Cell::new(1),
             completed: Cell::new(1),
@@ -250,17 +253,18 @@ impl Journal {
             // It would be void, and its place gone until all before it is in place.
             return Some(Err(ArrayError::Lost));
         }
-        let payload = taken.iter().map(|waiting| waiting.payload).sum();
-        let class = Class::New(payload);
+        let entries = taken.iter().flat_map(|waiting| &waiting.entries);
+        let size = PendingSize::of(entries.filter_map(Entry::payload).map(Buffer::len));
+        let (payload, class) = (size.bytes, Class::New(size));
         if let Err(error) = self.may_enter(class).await {
             return Some(Err(error));
         }
         let (sequence, hold) = self.enter(payload, class, Vec::new())?;
         let entries = taken.iter_mut().flat_map(|waiting| std::mem::take(&mut waiting.entries));
         let entries: Vec<Entry> = entries.collect();
-        self.entered_bytes.set(self.entered_bytes.get() + payload);
+        self.entered.set(self.entered.get().and(size));
         let written = self.write(&entries, sequence, hold).await;
-        self.entered_bytes.set(self.entered_bytes.get() - payload);
+        self.entered.set(self.entered.get().less(size));
         Some(written)
     }
 
@@ -297,7 +301,8 @@ impl Journal {
     /// Waits until the largest batch fits.
     async fn room_for_next(&self) -> Result<(), ArrayError> {
         let payload = u64::from(PAYLOAD_BYTES_MAX);
-        let has_room = || self.find_room(HEADER_BYTES + payload, Class::New(payload)).is_some();
+        let largest = PendingSize { bytes: payload, memory: BATCH_MEMORY_MAX };
+        let has_room = || self.find_room(HEADER_BYTES + payload, Class::New(largest)).is_some();
         if has_room() {
             return Ok(());
         }
@@ -493,7 +498,7 @@ impl Journal {
         let bytes = self.ring_bytes();
         let list = self.members.list();
         let keepers = list.iter().filter(|its| its.keeps_metadata().is_some());
-        let pending = self.pending.borrow().held();
+        let pending = self.pending.borrow().size();
         JournalStatus {
             bytes,
             used_bytes: self.used_bytes(),
@@ -538,13 +543,12 @@ impl Journal {
         let size = self.ring_bytes();
         let parity = self.identity.layout().parity;
         let kept = match class {
-            Class::New(payload) => {
-                let (pending, more) =
-                    (self.pending.borrow().held(), payload + self.entered_bytes.get());
-                if pending.memory + more > PENDING_PER_RING * size {
+            Class::New(new) => {
+                let pending = self.pending.borrow().size().and(self.entered.get()).and(new);
+                if pending.memory > PENDING_PER_RING * size {
                     return None;
                 }
-                parity_bytes_max(parity, pending.bytes + more) + reserve_bytes(parity)
+                parity_bytes_max(parity, pending.bytes) + reserve_bytes(parity)
             }
             Class::Parity => reserve_bytes(parity),
             Class::Oldest => 0,
@@ -576,7 +580,7 @@ impl Journal {
     /// Whether the ring should be emptied rather sooner than later: half of it is used, or kept for
     /// parity, or half of what may be pending is.
     pub(crate) fn is_filling(&self) -> bool {
-        let (pending, ring) = (self.pending.borrow().held(), self.ring_bytes());
+        let (pending, ring) = (self.pending.borrow().size(), self.ring_bytes());
         let kept = parity_bytes_max(self.identity.layout().parity, pending.bytes);
         let is_half_full = self.used_bytes() + kept > ring / 2;
         let takes_half = pending.memory > PENDING_PER_RING * ring / 2;

@@ -5,7 +5,8 @@
 //!      ▲──────────all in place, and the superblock says so durably─────────┘
 //! ```
 //!
-//! Which one it should be, `policy.rs` decides.
+//! Which one it should be, `policy.rs` decides. Where not all can be put in place it stays
+//! `Journaled`, and that is tried again later.
 
 use std::cell::Cell;
 use std::rc::Rc;

@@ -2,7 +2,7 @@
 //!
 //! Invariants: patches of one chunk do not overlap; a stripe is in `present` exactly if it has
 //! patches; the newest bytes of a row win, whatever was stored of older ones; no patch keeps more
-//! memory than a buffer of its length takes.
+//! memory than a buffer of its length takes, but while its stripe is being stored.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -46,34 +46,48 @@ impl Patch {
     /// What is left of it outside `rows`, in order.
     fn without(&self, rows: &Range<u32>) -> impl Iterator<Item = Patch> {
         let parts = [self.within(&(0..rows.start)), self.within(&(rows.end..u32::MAX))];
-        parts.into_iter().flatten().map(Patch::trimmed)
+        parts.into_iter().flatten()
     }
 
-    fn trimmed(self) -> Patch {
-        Patch { bytes: self.bytes.trimmed(), ..self }
+    fn trim(&mut self) {
+        self.bytes = self.bytes.clone().trimmed();
     }
 }
 
 /// Bytes of patches, and of the memory that they take: a small patch takes a page.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Held {
+pub(crate) struct PendingSize {
     pub(crate) bytes: u64,
     pub(crate) memory: u64,
 }
 
-impl Held {
+impl PendingSize {
+    pub(crate) fn of(lens: impl Iterator<Item = usize>) -> PendingSize {
+        let mut size = PendingSize::default();
+        lens.for_each(|len| size.grow(len));
+        size
+    }
+
+    pub(crate) fn and(self, more: PendingSize) -> PendingSize {
+        PendingSize { bytes: self.bytes + more.bytes, memory: self.memory + more.memory }
+    }
+
+    pub(crate) fn less(self, gone: PendingSize) -> PendingSize {
+        let less = |all: u64, gone| all.checked_sub(gone).expect("it was added");
+        PendingSize { bytes: less(self.bytes, gone.bytes), memory: less(self.memory, gone.memory) }
+    }
+
+    fn grow(&mut self, len: usize) {
+        self.bytes += len as u64;
+        self.memory += memory_of(len) as u64;
+    }
+
     fn add(&mut self, patches: &[Patch]) {
-        for len in patches.iter().map(|patch| patch.bytes.len()) {
-            self.bytes += len as u64;
-            self.memory += memory_of(len) as u64;
-        }
+        patches.iter().for_each(|patch| self.grow(patch.bytes.len()));
     }
 
     fn remove(&mut self, patches: &[Patch]) {
-        for len in patches.iter().map(|patch| patch.bytes.len()) {
-            self.bytes -= len as u64;
-            self.memory -= memory_of(len) as u64;
-        }
+        *self = self.less(PendingSize::of(patches.iter().map(|patch| patch.bytes.len())));
     }
 }
 
@@ -98,11 +112,18 @@ impl Stripe {
         first..first + count
     }
 
-    /// Forgets bytes of these rows that are not newer than `newest`.
-    fn cut(&mut self, held: &mut Held, chunk: u8, rows: &Range<u32>, newest: u64) {
+    /// Forgets bytes of these rows that are not newer than `newest`. What is left of their patches
+    /// is not trimmed. Returns which patches that are.
+    fn cut(
+        &mut self,
+        size: &mut PendingSize,
+        chunk: u8,
+        rows: &Range<u32>,
+        newest: u64,
+    ) -> Range<usize> {
         let range = self.overlapping(chunk, rows);
         if range.is_empty() {
-            return;
+            return range;
         }
         let is_cut = |patch: &Patch| patch.sequence <= newest;
         let mut left: SmallVec<[Patch; 4]> = SmallVec::new();
@@ -112,15 +133,17 @@ impl Stripe {
                 false => left.push(patch.clone()),
             }
         }
-        held.remove(&self.patches[range.clone()]);
-        held.add(&left);
+        size.remove(&self.patches[range.clone()]);
+        size.add(&left);
+        let left_at = range.start..range.start + left.len();
         self.patches.splice(range, left);
         self.look_for_oldest();
+        left_at
     }
 
     /// Takes the place of whatever has these rows.
-    fn put(&mut self, held: &mut Held, patch: Patch) {
-        held.add(std::slice::from_ref(&patch));
+    fn put(&mut self, size: &mut PendingSize, patch: Patch) {
+        size.add(std::slice::from_ref(&patch));
         let range = self.overlapping(patch.chunk, &patch.rows);
         // A block that is written again.
         if let [old] = &mut self.patches[range.clone()]
@@ -128,13 +151,14 @@ impl Stripe {
         {
             let gone = std::mem::replace(old, patch);
             let was_oldest = gone.sequence == self.oldest;
-            held.remove(&[gone]);
+            size.remove(&[gone]);
             if was_oldest {
                 self.look_for_oldest();
             }
             return;
         }
-        self.cut(held, patch.chunk, &patch.rows, u64::MAX);
+        let left = self.cut(size, patch.chunk, &patch.rows, u64::MAX);
+        self.patches[left].iter_mut().for_each(Patch::trim);
         let others = if self.patches.is_empty() { u64::MAX } else { self.oldest };
         self.oldest = others.min(patch.sequence);
         let place = (patch.chunk, patch.rows.start);
@@ -154,7 +178,7 @@ pub(crate) struct Pending {
     by_age: BTreeSet<(u64, u64)>,
     /// Stripes that nobody takes up.
     barred: BTreeSet<u64>,
-    held: Held,
+    size: PendingSize,
 }
 
 impl Pending {
@@ -165,7 +189,7 @@ impl Pending {
             present: StripeSet::none(stripes),
             by_age: BTreeSet::new(),
             barred: BTreeSet::new(),
-            held: Held::default(),
+            size: PendingSize::default(),
         }
     }
 
@@ -179,8 +203,8 @@ impl Pending {
         self.present.watch(Watch::Pending(view));
     }
 
-    pub(crate) fn held(&self) -> Held {
-        self.held
+    pub(crate) fn size(&self) -> PendingSize {
+        self.size
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -197,10 +221,11 @@ impl Pending {
     }
 
     /// Newer bytes take the place of older ones. Patches come in the order of their sequences.
-    pub(crate) fn insert(&mut self, stripe: StripeIndex, patch: Patch) {
+    pub(crate) fn insert(&mut self, stripe: StripeIndex, mut patch: Patch) {
+        patch.trim();
         self.present.insert(stripe);
         let state = self.stripes.entry(stripe.0).or_default();
-        state.put(&mut self.held, patch.trimmed());
+        state.put(&mut self.size, patch);
         Self::set_age(stripe, state, &self.barred, &mut self.by_age);
     }
 
@@ -212,22 +237,22 @@ impl Pending {
         rows: &Range<u32>,
         newest: u64,
     ) {
-        self.change(stripe, |stripe, held| stripe.cut(held, chunk, rows, newest));
+        self.change(stripe, |stripe, size| _ = stripe.cut(size, chunk, rows, newest));
     }
 
     /// Forgets all bytes of a stripe that are not newer than `newest`.
     pub(crate) fn remove_stripe(&mut self, stripe: StripeIndex, newest: u64) {
-        self.change(stripe, |stripe, held| {
-            held.remove(&stripe.patches);
+        self.change(stripe, |stripe, size| {
+            size.remove(&stripe.patches);
             stripe.patches.retain(|patch| patch.sequence > newest);
-            held.add(&stripe.patches);
+            size.add(&stripe.patches);
             stripe.look_for_oldest();
         });
     }
 
-    fn change(&mut self, index: StripeIndex, change: impl FnOnce(&mut Stripe, &mut Held)) {
+    fn change(&mut self, index: StripeIndex, change: impl FnOnce(&mut Stripe, &mut PendingSize)) {
         let Some(stripe) = self.stripes.get_mut(&index.0) else { return };
-        change(stripe, &mut self.held);
+        change(stripe, &mut self.size);
         Self::set_age(index, stripe, &self.barred, &mut self.by_age);
         // A stripe that is being stored stays, so that nobody else takes it up.
         if stripe.patches.is_empty() && !stripe.busy {
@@ -309,6 +334,8 @@ impl Pending {
 
     pub(crate) fn put_back(&mut self, stripe: StripeIndex) {
         assert!(self.stripes.get(&stripe.0).is_some_and(|its| its.busy), "taken before");
+        // What is left of those that were stored in parts.
+        self.change(stripe, |stripe, _| stripe.patches.iter_mut().for_each(Patch::trim));
         self.set_busy(stripe, false);
     }
 

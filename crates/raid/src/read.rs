@@ -55,7 +55,7 @@ impl Array {
         }
         let result = match self.one_piece(offset, len) {
             Some(piece) => {
-                let seen = self.bad.added();
+                let seen = self.bad.added_near(piece.stripe);
                 let read = self.begin_read(&piece, &into);
                 self.end_read(&piece, &into, read, seen).await
             }
@@ -74,10 +74,9 @@ impl Array {
 
     /// A read of more than one chunk.
     async fn read_pieces(self: &Rc<Self>, offset: u64, into: Buffers) -> Result<(), ArrayError> {
-        let seen = self.bad.added();
         // All are started before the first is waited for; and all are waited for, also after an
         // error, since a drive may still be writing to the caller's memory.
-        let mut started: SmallVec<[(Piece, Buffers, Started); 2]> = SmallVec::new();
+        let mut started: SmallVec<[(Piece, Buffers, Started, u64); 2]> = SmallVec::new();
         let pieces: SmallVec<[Piece; 2]> = self.pieces(offset, into.len() as u64).collect();
         let mut together: SmallVec<[_; 1]> = SmallVec::new();
         for pieces in pieces.chunk_by(|a, b| a.stripe == b.stripe) {
@@ -87,25 +86,26 @@ impl Array {
             }
             for piece in pieces {
                 let into = into.slice(piece.in_request());
+                let seen = self.bad.added_near(piece.stripe);
                 let read = self.begin_read(piece, &into);
-                started.push((piece.clone(), into, read));
+                started.push((piece.clone(), into, read, seen));
             }
         }
         if !together.is_empty() {
             for piece in self.read_all_together(&together, &into).await {
                 let into = into.slice(piece.in_request());
-                started.push((piece, into, Started::Not));
+                started.push((piece, into, Started::Not, 0));
             }
         }
         let mut result = Ok(());
-        for (piece, into, read) in started {
+        for (piece, into, read, seen) in started {
             result = result.and(self.end_read(&piece, &into, read, seen).await);
         }
         result
     }
 
     /// Waits for a piece, and reads it another way if that was nothing. `seen`: bad blocks added
-    /// before it was begun.
+    /// near it before it was begun.
     async fn end_read(
         self: &Rc<Self>,
         piece: &Piece,
@@ -123,7 +123,7 @@ impl Array {
             Started::Not => None,
         };
         // Zeroes take the place of what is given up meanwhile.
-        if direct == Some(true) && self.bad.added() == seen {
+        if direct == Some(true) && self.bad.added_near(piece.stripe) == seen {
             return Ok(());
         }
         // A drive that was given up may still be writing there, and would do so over what is put
@@ -198,7 +198,7 @@ impl Array {
     /// read by itself.
     async fn read_together(&self, pieces: &[Piece], rows: &Range<u32>, into: &Buffers) -> bool {
         let Some(stripe) = pieces.first().map(|piece| piece.stripe) else { return false };
-        let seen = self.bad.added();
+        let seen = self.bad.added_near(stripe);
         let _rows = self.lock_rows(stripe, rows.clone(), Mode::Shared).await;
         if !self.agrees(stripe) {
             return false;
@@ -210,7 +210,7 @@ impl Array {
             Ok(others) => all.extend(others),
             Err(_) => return false,
         }
-        if self.bad.added() != seen {
+        if self.bad.added_near(stripe) != seen {
             return false;
         }
         for piece in pieces {

@@ -21,7 +21,6 @@ use ashlar_drive::drive::Drive;
 use ashlar_format::array_superblock::MemberState;
 use ashlar_format::units::{MemberIndex, StripeIndex};
 use ashlar_reactor::buffer::Buffer;
-use ashlar_reactor::join::join_all;
 use ashlar_reactor::range_lock::{Mode, RangeGuard};
 use smallvec::SmallVec;
 
@@ -261,7 +260,7 @@ impl Array {
     }
 
     /// What is filled at once from `at` on: one stripe, with those before it that the leg is not
-    /// for; or all of a region of which nothing is lacked.
+    /// for; or what follows in its region, up to a stripe that lacks something.
     fn next_stripes(&self, leg: &Leg, at: u64) -> Range<u64> {
         let mut rest = (at..leg.stripes.end).map(StripeIndex);
         let Some(first) = rest.find(|stripe| self.wanted(leg, *stripe) != 0) else {
@@ -272,7 +271,10 @@ impl Array {
             return at..first.0 + 1;
         }
         let region = self.written.stripes_of(self.written.region_of(first));
-        at..region.end.min(leg.stripes.end)
+        // Members of other groups may lack their stripes of it.
+        let mut rest = first.0 + 1..region.end.min(leg.stripes.end);
+        let end = rest.end;
+        at..rest.find(|stripe| self.lacking(leg, StripeIndex(*stripe)) != 0).unwrap_or(end)
     }
 
     async fn sync_before(self: &Rc<Self>, leg: &Leg, stripes: &Range<u64>) {
@@ -318,9 +320,12 @@ impl Array {
         _locks: Vec<RangeGuard>,
         _request: RequestGuard,
     ) {
-        let lacked = stripes.clone().map(StripeIndex);
-        let lacked = lacked.filter(|stripe| self.lacking(&leg, *stripe) != 0);
-        join_all(lacked.map(|stripe| self.fill_stripe(&leg, stripe))).await;
+        // More than one only of a region that was first written since.
+        for stripe in stripes.clone().map(StripeIndex) {
+            if self.lacking(&leg, stripe) != 0 {
+                self.fill_stripe(&leg, stripe).await;
+            }
+        }
         // A member that failed before must not hold what comes after.
         lane.turn().await;
         for target in leg.targets.iter().filter(|target| !leg.has_failed(target)) {

@@ -206,6 +206,7 @@ impl Array {
                 self.sort_in(&mut stripes, piece, &hold);
             }
         }
+        drop(found);
         *self.journal.ring.borrow_mut() = ring;
         self.members.set_forced(force);
         self.zero_runs(&mut stripes).await;

@@ -236,7 +236,9 @@ impl Array {
         }
         self.drain_journal().await?;
         self.unplaced.remove_from(StripeIndex(0));
-        let entries = self.read_window(restripe, &bytes).await?;
+        let entries = self.read_window(restripe, &bytes).await;
+        self.jobs.not_moved.replace(entries.is_err().then_some(bytes));
+        let entries = entries?;
         let stripes = self.lock_stripes(window.clone(), Lock::Exclusive).await;
         let Some(written) = self.journal_window(entries).await? else { return Ok(false) };
         self.move_cursor(restripe, window.end, written).await?;

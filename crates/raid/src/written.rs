@@ -38,7 +38,7 @@ use crate::error::ArrayError;
 use crate::journal::{Class, Entry};
 use crate::layout::Layout;
 use crate::mode::Mode;
-use crate::pending::Hold;
+use crate::pending::{Hold, PendingSize};
 use crate::stored::Begun;
 
 /// Stripes that are forgotten under one set of locks, unless a region is larger.
@@ -211,7 +211,9 @@ impl Array {
         stripes: Range<u64>,
     ) -> Result<Option<Hold>, ArrayError> {
         let entries = [Entry::Zeroes { stripes: stripes.clone() }];
-        let Some(appended) = self.journal.append_now(&entries, Class::New(0)).await else {
+        let Some(appended) =
+            self.journal.append_now(&entries, Class::New(PendingSize::default())).await
+        else {
             return Ok(None);
         };
         let (sequence, hold) = appended?;

@@ -17,6 +17,7 @@ use crate::error::ArrayError;
 use crate::journal::{Class, Entry};
 use crate::layout::{Layout, Piece, Positions};
 use crate::mode::Mode;
+use crate::pending::PendingSize;
 use crate::stored::Begun;
 use crate::write_plan::{bits, each};
 use crate::zero_step::{Grid, Helpers, STRIPES_AT_ONCE, ZEROES_BYTES, ZeroStep, Zeroing};
@@ -78,17 +79,25 @@ impl Array {
         self.finish_zeroing(self.stripes_of(offset, len)).await
     }
 
-    /// Stripes with bad blocks, as far as they are in the range, read as zeroes afterwards.
+    /// Stripes with bad blocks, and what a restripe could not read just now, read as zeroes
+    /// afterwards, as far as whole sectors of theirs are in the range.
     async fn zero_bad(self: &Rc<Self>, range: Range<u64>) -> Result<(), ArrayError> {
-        for stripe in self.bad.stripes() {
+        let of_stripe = |stripe: StripeIndex| {
             let bytes = self.layout_of(stripe).stripe_bytes();
-            let (from, to) = (stripe.0 * bytes, (stripe.0 + 1) * bytes);
-            let (from, to) = (from.max(range.start), to.min(range.end));
-            if from < to && !self.is_dead(stripe) {
-                self.write_zero_bytes(from, to).await?;
+            stripe.0 * bytes..(stripe.0 + 1) * bytes
+        };
+        let bad = self.bad.stripes().into_iter().filter(|stripe| !self.is_dead(*stripe));
+        let in_the_way = bad.map(of_stripe).chain(self.jobs.not_moved.borrow().clone());
+        let sector = u64::from(self.sector_bytes);
+        let (start, end) = (range.start.next_multiple_of(sector), range.end / sector * sector);
+        let mut result = Ok(());
+        for its in in_the_way.collect::<Vec<_>>() {
+            let (from, to) = (its.start.max(start), its.end.min(end));
+            if from < to {
+                result = result.and(self.write_zero_bytes(from, to).await);
             }
         }
-        Ok(())
+        result
     }
 
     /// How much of a range, from its start on, to zero or discard with one call, and what of that
@@ -284,7 +293,9 @@ impl Array {
                 self.mend_torn_of(&stripes).await?;
                 continue;
             }
-            let Some(appended) = self.journal.append_now(&entries, Class::New(0)).await else {
+            let Some(appended) =
+                self.journal.append_now(&entries, Class::New(PendingSize::default())).await
+            else {
                 drop((_locks, _sectors));
                 if let Some(error) = self.journal.refusal() {
                     return Err(error);

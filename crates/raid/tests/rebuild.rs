@@ -14,7 +14,7 @@ use ashlar_raid::start::AssembleOptions;
 use ashlar_raid::status::{MemberStatus, ScrubState};
 use ashlar_reactor::executor::Reactor;
 
-use crate::modelled::{LATENCY, drive, full_array, plug_in, run, run_full};
+use crate::modelled::{LATENCY, drive, full_array, plug_in, run, run_counted, run_full};
 
 fn member(array: &Array, index: usize) -> MemberStatus {
     array.status().members[index].clone()
@@ -229,5 +229,38 @@ fn a_drive_that_refuses_writes_for_a_while_is_filled_in_the_end() {
         }
         is_whole(&reactor, &array).await;
         array.stop().await.unwrap();
+    });
+}
+
+/// One of a group lacks all, and one of another a little of it: both are filled side by side.
+#[test]
+fn stripes_of_other_groups_are_not_filled_all_at_once() {
+    run_counted(|reactor, busiest| async move {
+        let most = |other: Option<u32>| {
+            let (reactor, busiest) = (reactor.clone(), busiest.clone());
+            async move {
+                let kind = (Level::Raid50, 6);
+                let array = full_array(&reactor, kind, share(100), |_| LATENCY).await;
+                let bytes = reactor.buffer(1 << 20);
+                bytes.copy_from_slice(&[7; 1 << 20]);
+                if let Some(drive) = other {
+                    array.pull_member(MemberIndex(4)).unwrap();
+                    for at in (0..array.capacity() / 2).step_by(bytes.len()) {
+                        array.write(at, bytes.clone().into()).await.unwrap();
+                    }
+                    let back = plug_in(&reactor, drive);
+                    array.return_member(MemberIndex(4), back, [201; 16]).await.unwrap();
+                }
+                replace(&reactor, &array, 0).await;
+                busiest.set(0);
+                is_whole(&reactor, &array).await;
+                array.stop().await.unwrap();
+                busiest.get()
+            }
+        };
+        // The first array has seven drives, in the end.
+        let (alone, beside) = (most(None).await, most(Some(7 + 4)).await);
+        println!("{beside} operations at a time, {alone} of one member");
+        assert!(beside <= 2 * alone, "{beside} operations at a time, {alone} of one member");
     });
 }

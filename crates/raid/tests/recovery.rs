@@ -38,7 +38,7 @@ async fn write_on(
     let buffer = reactor.buffer(len as usize);
     for fill in (8..250).cycle() {
         buffer.copy_from_slice(&vec![fill; len as usize]);
-        let at = (prng.below(array.capacity() / BLOCK / WRITERS) * WRITERS + writer) * BLOCK;
+        let at = (prng.below(array.capacity() / BLOCK / WRITERS - 4) * WRITERS + writer) * BLOCK;
         blocks.borrow_mut().insert(at, None);
         if array.write(at, buffer.clone().into()).await.is_err() {
             return;
@@ -138,7 +138,8 @@ fn what_is_not_in_place_takes_no_more_memory_than_said() {
     run(|reactor| async move {
         let kind = (Level::Raid5, 5);
         let array = full_array(&reactor, kind, SettingsChange::default(), |_| LATENCY).await;
-        for writer in 0..WRITERS {
+        // More than fit in one batch.
+        for writer in 0..4 * WRITERS {
             let on = (reactor.clone(), array.clone());
             reactor.spawn(write_on(on, Rc::default(), writer, 512));
         }

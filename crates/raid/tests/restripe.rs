@@ -8,10 +8,11 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use ashlar_format::array_superblock::Level;
-use ashlar_format::units::MemberIndex;
+use ashlar_format::units::{MemberIndex, StripeIndex};
 use ashlar_raid::array::Array;
 use ashlar_raid::error::{ArrayError, AssembleError, ChangeError};
 use ashlar_raid::label;
+use ashlar_raid::layout::Layout;
 use ashlar_raid::settings::SettingsChange;
 use ashlar_raid::start::AssembleOptions;
 use ashlar_raid::status::{ArrayState, Progress, ScrubState};
@@ -25,6 +26,9 @@ use crate::modelled::{
 /// Level, members, and how many are added.
 const SHAPES: [(Level, usize, usize); 3] =
     [(Level::Raid5, 3, 1), (Level::Raid6, 4, 2), (Level::Raid10, 4, 2)];
+
+/// No restripe takes longer.
+const LONGEST: Duration = Duration::from_secs(24 * 3600);
 
 /// An array that is full of one value, but for what was written later.
 struct Subject {
@@ -100,7 +104,10 @@ impl Subject {
 
     /// Everything is moved, in the end.
     async fn ends(&self) {
+        let began = self.reactor.now();
         while self.restripe().is_some() {
+            let took = self.reactor.now().since(began);
+            assert!(took < LONGEST, "{:?}", self.array.status().restripe_error);
             self.reactor.sleep(Duration::from_millis(100)).await;
         }
         assert_eq!(self.array.status().restripe_error, None);
@@ -115,11 +122,16 @@ impl Subject {
 
     /// A member is replaced while a stripe cannot be read on another.
     async fn rebuilt_beside(&self, unreadable: &Unreadable, stripe: u64) {
+        self.rebuilt_without(unreadable, (0, 1), stripe).await;
+    }
+
+    /// The same; `with`: the other member, and the one that is replaced.
+    async fn rebuilt_without(&self, unreadable: &Unreadable, with: (u8, u8), stripe: u64) {
         let data = label::plan(DRIVE_BYTES, 1).unwrap().data.offset;
         let at = data + stripe * u64::from(self.array.layout().chunk_bytes);
-        unreadable.set(Some((DeviceId(0), at)));
-        self.array.pull_member(MemberIndex(1)).unwrap();
-        self.replace(1).await;
+        unreadable.set(Some((DeviceId(with.0.into()), at)));
+        self.array.pull_member(MemberIndex(with.1)).unwrap();
+        self.replace(with.1).await;
         assert!(self.moved() < stripe, "it was moved meanwhile");
         while self.array.status().rebuild.is_some() {
             self.reactor.sleep(Duration::from_millis(100)).await;
@@ -306,7 +318,49 @@ fn what_is_lost_and_discarded_is_not_in_its_way() {
         subject.array.discard(range.start, range.end - range.start).await.unwrap();
         subject.array.destage_all().await.unwrap();
         assert_eq!(subject.array.status().bad.len(), 0);
-        subject.written.push((live * stripe..range.end, 0));
+        subject.written.push((range, 0));
+        subject.ends().await;
+        subject.is_whole().await;
+    });
+}
+
+/// Nobody else has it, and nobody has given it up.
+#[test]
+fn what_cannot_be_read_and_is_discarded_is_not_in_its_way() {
+    run_unreadable(|reactor, unreadable| async move {
+        let mut subject = Subject::restriping(&reactor, (Level::Raid0, 2, 1)).await;
+        let chunk = u64::from(subject.array.layout().chunk_bytes);
+        let data = label::plan(DRIVE_BYTES, 0).unwrap().data.offset;
+        let stripe = 2 * subject.moved();
+        unreadable.set(Some((DeviceId(0), data + stripe * chunk)));
+        while subject.array.status().restripe_error.is_none() {
+            reactor.sleep(Duration::from_millis(100)).await;
+        }
+        let at = 2 * stripe * chunk;
+        subject.array.discard(at, chunk).await.unwrap();
+        subject.written.push((at..at + chunk, 0));
+        subject.ends().await;
+        subject.array.stop().await.unwrap();
+    });
+}
+
+/// Of the stripe at the end of what was moved a part is not read there any more, either.
+#[test]
+fn nothing_is_lost_with_the_part_of_a_stripe_that_was_moved_away() {
+    run_unreadable(|reactor, unreadable| async move {
+        let subject = Subject::restriping(&reactor, (Level::Raid5, 4, 1)).await;
+        // Three data chunks became four.
+        let is_cut = || !(4 * subject.moved()).is_multiple_of(3);
+        while !is_cut() {
+            reactor.sleep(Duration::from_millis(100)).await;
+        }
+        let (moved, old) = (subject.moved(), Layout { data: 3, ..subject.array.layout() });
+        let border = StripeIndex(4 * moved / 3);
+        let with = (old.member_at(border, 0).0, old.member_at(border, 3).0);
+        subject.rebuilt_without(&unreadable, with, border.0).await;
+        assert_eq!(subject.moved(), moved);
+        assert!(unreadable.get().is_none(), "it was not given up");
+        assert_eq!(subject.array.status().bad.len(), 0);
         subject.ends().await;
         subject.is_whole().await;
     });

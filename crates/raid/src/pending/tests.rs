@@ -89,7 +89,9 @@ impl Pair {
                 assert!(waits(sequence + 1) && !waits(sequence), "stripe {stripe}");
             }
         }
-        assert_eq!(self.pending.held().bytes, bytes);
+        let all = (0..STRIPES).flat_map(|its| self.pending.of(StripeIndex(its), u64::MAX));
+        let memory = all.map(|patch| memory_of(patch.bytes.len()) as u64).sum();
+        assert_eq!(self.pending.size(), PendingSize { bytes, memory });
     }
 }
 
@@ -140,11 +142,13 @@ fn what_is_left_of_a_patch_keeps_no_more_memory_than_it_takes() {
         Patch { chunk: 0, rows, bytes, sequence, hold: Hold::default() }
     };
     pending.insert(STRIPE, patch(0..65536, 1));
-    assert_eq!(pending.held(), Held { bytes: 65536, memory: 65536 });
+    assert_eq!(pending.size(), PendingSize { bytes: 65536, memory: 65536 });
     pending.insert(STRIPE, patch(512..40960, 2));
-    assert_eq!(pending.held(), Held { bytes: 65536, memory: 4096 + 65536 + 32768 });
+    assert_eq!(pending.size(), PendingSize { bytes: 65536, memory: 4096 + 65536 + 32768 });
+    pending.take_oldest(1, u64::MAX);
     pending.remove(STRIPE, 0, &(512..65024), 2);
-    assert_eq!(pending.held(), Held { bytes: 1024, memory: 8192 });
+    pending.put_back(STRIPE);
+    assert_eq!(pending.size(), PendingSize { bytes: 1024, memory: 8192 });
     for patch in pending.of(STRIPE, u64::MAX) {
         let its = patch.bytes.as_ptr();
         assert_eq!(patch.bytes.clone().trimmed().as_ptr(), its, "{:?} keeps more", patch.rows);

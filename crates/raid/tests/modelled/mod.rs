@@ -37,12 +37,17 @@ pub struct Shelf {
     full: Full,
     unreadable: Unreadable,
     refused: Vec<Done>,
+    under_way: usize,
+    busiest: Busiest,
 }
 
 /// Drives have no space for what is written from this byte on, while it says one.
 pub type Full = Rc<Cell<Option<u64>>>;
 /// The byte of a drive that cannot be read until it is written, while it says one.
 pub type Unreadable = Rc<Cell<Option<(DeviceId, u64)>>>;
+
+/// Most operations that were under way at a time since it was zero.
+pub type Busiest = Rc<Cell<usize>>;
 
 impl Backend for Shelf {
     fn now(&self) -> Instant {
@@ -65,6 +70,8 @@ impl Backend for Shelf {
     fn unregister(&mut self, _: DeviceId) {}
 
     fn submit(&mut self, ticket: Ticket, op: &Op, until: Instant) {
+        self.under_way += 1;
+        self.busiest.set(self.busiest.get().max(self.under_way));
         let writes_from = match op {
             Op::Write { offset, .. } | Op::WriteZeroes { offset, .. } => Some(*offset),
             Op::Read { .. } | Op::Flush { .. } | Op::Descriptor { .. } => None,
@@ -87,8 +94,10 @@ impl Backend for Shelf {
     }
 
     fn reap(&mut self, done: &mut Vec<Done>) {
+        let before = done.len();
         done.append(&mut self.refused);
         self.world.reap(done);
+        self.under_way -= done.len() - before;
     }
 
     fn idle(&mut self, until: Option<Instant>) -> bool {
@@ -111,6 +120,13 @@ pub fn run_full<F: Future<Output = ()> + 'static>(test: impl FnOnce(Reactor, Ful
     let shelf = Shelf::default();
     let full = shelf.full.clone();
     run_on(shelf, |reactor| test(reactor, full));
+}
+
+/// The same with a count of what is under way.
+pub fn run_counted<F: Future<Output = ()> + 'static>(test: impl FnOnce(Reactor, Busiest) -> F) {
+    let shelf = Shelf::default();
+    let busiest = shelf.busiest.clone();
+    run_on(shelf, |reactor| test(reactor, busiest));
 }
 
 /// The same with a byte that cannot be read when the test says so.
