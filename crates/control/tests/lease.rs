@@ -195,6 +195,21 @@ fn drives_that_another_host_uses_are_not_overwritten_by_force() {
     assert_eq!(daemon.array_state("b"), "optimal");
 }
 
+#[test]
+fn an_array_that_another_host_takes_while_it_is_deleted_is_not_wiped() {
+    let daemon = Daemon::with_array(5, DRIVES);
+    // Its lease is on one of the drives so far.
+    write_leases(&daemon, 0..1, [9; 16], (7, 1000));
+    let said = daemon.ok("array delete a --force");
+    let left = "is left as it is: host elsewhere has taken the array";
+    for number in 0..DRIVES {
+        assert!(said.contains(&format!("drive d{number} {left}")), "{said}");
+        let content = &daemon.json(&format!("drive show d{number}"))["content"];
+        assert_eq!(*content, format!("member {number} of array a"));
+    }
+    assert_eq!(lease(&daemon)["host"], Uuid::from_bytes([9; 16]).to_string());
+}
+
 /// What is on a drive here is on the other's as well: as if both hosts reached it.
 fn give(from: &Daemon, to: &Daemon, drive: &str) {
     let bytes = std::fs::read(from.path(&format!("{drive}.img"))).unwrap();

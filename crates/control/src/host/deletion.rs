@@ -1,10 +1,11 @@
 //! Arrays that are deleted: their drives become blank, those that are still theirs.
 
+use ashlar_reactor::join::join_all;
 use uuid::Uuid;
 
 use crate::api::Done;
 use crate::api::array::ArrayState;
-use crate::host::elsewhere::User;
+use crate::host::elsewhere::{Age, Claim, User};
 use crate::host::{Host, Running};
 use crate::refusal::{Answer, Refusal};
 
@@ -17,14 +18,14 @@ impl Host {
         let mut notes = Vec::new();
         self.probe_free_drives().await;
         let (own, free) = (self.drives_of(uuid), self.drives_labelled(uuid));
-        let user = match self.user_elsewhere(&free).await? {
-            None => self.user_elsewhere(&own).await.unwrap_or_else(|refusal| {
-                // A member that hangs keeps nobody from it.
-                notes.push(refusal.error);
-                None
-            }),
-            user => user,
-        };
+        let watched = self.watch_leases(&[own.as_slice(), &free].concat()).await;
+        let silent = free.iter().find_map(|drive| Some((drive, watched.silent.get(drive)?)));
+        if let Some((drive, refusal)) = silent.filter(|_| watched.user.is_none()) {
+            return Err(refusal.clone().fix(format!(
+                "`ashlar drive detach {drive} --force`, then delete the array: that drive keeps \
+                 its label"
+            )));
+        }
         if let Some(running) = running {
             self.delete_exports_of(uuid).await?;
             if let Err(refusal) = self.stop_running(running).await {
@@ -32,16 +33,23 @@ impl Host {
             }
         }
         self.delete_exports_of(uuid).await?;
-        if let Some(User { host, .. }) = &user {
+        // Another host's lease on a drive that was ours until now is no old one.
+        let own = own.into_iter().map(|drive| (drive, None));
+        let free = free.into_iter().map(|drive| {
+            let still = watched.still.get(&drive).copied();
+            (drive, still)
+        });
+        if let Some(User { host, .. }) = &watched.user {
             notes.push(format!(
                 "array {name} is in use by {host} (its lease is alive): it is only forgotten here, \
                  and its drives are left as they are"
             ));
-        }
-        for drive in own.iter().chain(&free).filter(|_| user.is_none()) {
-            if let Err(refusal) = self.wipe_member(uuid, drive).await {
-                notes.push(refusal.error);
-            }
+        } else {
+            let all = own.chain(free).partition(|(drive, _)| watched.silent.contains_key(drive));
+            let (silent, rest): (Vec<_>, Vec<_>) = all;
+            let silent = silent.iter().map(|(drive, _)| left(drive, "it does not answer").error);
+            notes.extend(silent);
+            notes.extend(self.wipe_members(uuid, rest).await);
         }
         self.record(|catalog| {
             catalog.arrays.remove(&uuid);
@@ -77,15 +85,53 @@ impl Host {
             .fix("delete them first, or use --force to lose them"))
     }
 
-    /// Makes a drive blank, unless it is another array's by now.
-    async fn wipe_member(&self, array: Uuid, drive: &str) -> Answer<()> {
-        let content = self.probe_drive(drive).await?;
-        match content.label() {
-            Some(label) if label.array == array => self.wipe_drive(drive).await,
-            Some(label) => {
-                Err(Refusal::conflict(format!("drive {drive} is left as it is: it has {label}")))
+    /// Makes drives blank; what is to be said of those that are left. With each, another host's
+    /// lease that was seen to stand still on it.
+    async fn wipe_members(&self, array: Uuid, drives: Vec<(String, Option<Age>)>) -> Vec<String> {
+        let mut notes = Vec::new();
+        let claims = join_all(drives.iter().map(|(drive, still)| self.claim_on(drive, *still)));
+        let taker = |claim| match claim {
+            Claim::Others { host } => Some(host),
+            Claim::None | Claim::Unknown { .. } => None,
+        };
+        // It has all of the array, also where its lease is not yet.
+        let mut taken = claims.await.into_iter().find_map(taker);
+        for (drive, still) in drives {
+            if taken.is_none() {
+                match self.wipe_member(array, &drive, still).await {
+                    Ok(host) => taken = host,
+                    Err(refusal) => notes.push(refusal.error),
+                }
             }
-            None => Ok(()),
+            if let Some(host) = &taken {
+                notes.push(left(&drive, &format!("{host} has taken the array")).error);
+            }
+        }
+        notes
+    }
+
+    /// Makes a drive blank, unless it is another array's by now, or may be another host's: which
+    /// one has taken it.
+    async fn wipe_member(
+        &self,
+        array: Uuid,
+        drive: &str,
+        still: Option<Age>,
+    ) -> Answer<Option<String>> {
+        let content = self.probe_drive(drive).await;
+        match content.map_err(|refusal| left(drive, &refusal.error))?.label() {
+            Some(label) if label.array == array => {}
+            Some(label) => return Err(left(drive, &format!("it has {label}"))),
+            None => return Ok(None),
+        }
+        match self.claim_on(drive, still).await {
+            Claim::None => self.wipe_drive(drive).await.map(|()| None),
+            Claim::Unknown { why } => Err(left(drive, &why)),
+            Claim::Others { host } => Ok(Some(host)),
         }
     }
+}
+
+fn left(drive: &str, why: &str) -> Refusal {
+    Refusal::conflict(format!("drive {drive} is left as it is: {why}"))
 }

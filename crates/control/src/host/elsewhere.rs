@@ -4,20 +4,51 @@
 //! A lease that moves while it is watched says so, as it does when an array is started; see
 //! `raid/src/lease.rs`.
 
+use std::collections::BTreeMap;
+
 use ashlar_format::lease::Lease;
 use ashlar_raid::lease::{self, BEAT_PERIOD, WATCH_BEATS, age, is_others, is_own, owner_name};
+use ashlar_reactor::join::join_all;
 use uuid::Uuid;
 
 use crate::catalog::{Catalog, KnownArray};
+use crate::device::OpenDevice;
 use crate::host::drives::blocking;
 use crate::host::{Host, Medium};
 use crate::refusal::{Answer, Refusal};
-use crate::survey;
+use crate::survey::{self, Copies, Flaw};
+
+/// Leases of one array are ordered by it.
+pub(super) type Age = (u64, u64);
 
 /// A drive and the host that uses it.
 pub(super) struct User {
     pub(super) drive: String,
     pub(super) host: String,
+}
+
+/// What is seen of other hosts on drives.
+#[derive(Default)]
+pub(super) struct Watched {
+    pub(super) user: Option<User>,
+    /// On which drives there are leases of hosts that are not seen to live.
+    pub(super) still: BTreeMap<String, Age>,
+    /// Drives that do not answer, and so say nothing.
+    pub(super) silent: BTreeMap<String, Refusal>,
+}
+
+/// Whose a drive is just before it is made blank.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Claim {
+    /// Ours, or nobody's.
+    None,
+    /// It cannot be told.
+    Unknown {
+        why: String,
+    },
+    Others {
+        host: String,
+    },
 }
 
 impl Host {
@@ -28,30 +59,44 @@ impl Host {
             .fix("delete or stop the array there first, or use another drive"))
     }
 
-    /// Another host that uses one of these drives. Takes [`WATCH_BEATS`] periods if one has them
+    /// Another host that uses one of these drives; see [`Host::watch_leases`].
+    async fn user_elsewhere(&self, drives: &[String]) -> Answer<Option<User>> {
+        let Watched { user, silent, .. } = self.watch_leases(drives).await;
+        match (user, silent.into_values().next()) {
+            (None, Some(refusal)) => Err(refusal),
+            (user, _) => Ok(user),
+        }
+    }
+
+    /// Looks for other hosts that use these drives. Takes [`WATCH_BEATS`] periods if one has them
     /// and is not seen to live.
-    pub(super) async fn user_elsewhere(&self, drives: &[String]) -> Answer<Option<User>> {
-        let mut watched = Vec::new();
-        for drive in drives {
-            let lease = self.lease_on(drive).await?;
-            if let Some(lease) = lease.filter(|lease| is_others(Some(lease), &self.lessee)) {
-                watched.push((drive, age(&lease)));
-            }
+    pub(super) async fn watch_leases(&self, drives: &[String]) -> Watched {
+        let mut its = Watched::default();
+        let leases = join_all(drives.iter().map(|drive| self.lease_on(drive))).await;
+        for (drive, lease) in drives.iter().zip(leases) {
+            its.note(drive, lease, &self.lessee);
         }
         for _ in 0..WATCH_BEATS {
-            if watched.is_empty() {
+            if its.still.is_empty() || its.user.is_some() {
                 break;
             }
             tokio::time::sleep(BEAT_PERIOD).await;
-            for (drive, before) in &watched {
-                let Some(now) = self.lease_on(drive).await? else { continue };
-                if age(&now) > *before && is_others(Some(&now), &self.lessee) {
-                    let user = User { drive: (*drive).clone(), host: owner_name(&now) };
-                    return Ok(Some(user));
-                }
+            let drives: Vec<String> = its.still.keys().cloned().collect();
+            for drive in drives {
+                let lease = self.lease_on(&drive).await;
+                its.note(&drive, lease, &self.lessee);
             }
         }
-        Ok(None)
+        its
+    }
+
+    /// Whose a drive is now, of which nobody was seen to have it; see [`claim`].
+    pub(super) async fn claim_on(&self, drive: &str, still: Option<Age>) -> Claim {
+        let Ok(attached) = self.attached(drive) else { return Claim::None };
+        let Medium::Device(device) = attached.medium else { return Claim::None };
+        let read = move || leases(&device).map_or(Ok(None), only);
+        let found = blocking(drive, read).await.unwrap_or_else(|refusal| Err(refusal.error));
+        claim(found, still, &self.lessee)
     }
 
     /// With which epoch an array came here last; 0: it is not known.
@@ -112,12 +157,60 @@ impl Host {
     /// The newest lease on a drive, of the array that its label names.
     pub(super) async fn lease_on(&self, drive: &str) -> Answer<Option<Lease>> {
         let Medium::Device(device) = self.attached(drive)?.medium else { return Ok(None) };
-        blocking(drive, move || {
-            let label = survey::read_label(device.medium()).newest?;
-            let lease = *survey::read_lease(device.medium(), &label).newest?;
-            (lease.array == label.array).then_some(lease)
-        })
-        .await
+        blocking(drive, move || leases(&device)?.newest.map(|lease| *lease)).await
+    }
+}
+
+impl Watched {
+    /// What is on a drive now; an older lease of the same host is known.
+    fn note(&mut self, drive: &str, found: Answer<Option<Lease>>, us: &lease::Host) {
+        let drive = drive.to_owned();
+        let lease = match found {
+            Ok(lease) => lease.filter(|lease| is_others(Some(lease), us)),
+            Err(refusal) => return drop(self.silent.insert(drive, refusal)),
+        };
+        let Some(lease) = lease else { return };
+        let before = self.still.insert(drive.clone(), age(&lease));
+        if before.is_some_and(|before| age(&lease) > before) {
+            self.user = Some(User { drive, host: owner_name(&lease) });
+        }
+    }
+}
+
+/// All copies of the lease on a drive, of the array that its label names. `None`: it has no label.
+fn leases(device: &OpenDevice) -> Option<Copies<Lease>> {
+    let label = survey::read_label(device.medium()).newest?;
+    let mut leases = survey::read_lease(device.medium(), &label);
+    leases.newest = leases.newest.filter(|lease| lease.array == label.array);
+    Some(leases)
+}
+
+/// The newest lease, if none that may be newer cannot be read.
+fn only(leases: Copies<Lease>) -> Result<Option<Lease>, String> {
+    let is_unreadable = |flaw: &&Flaw| matches!(flaw, Flaw::Unreadable(_));
+    let mut flaws = leases.copies.iter().filter_map(|copy| copy.found.as_ref().err());
+    match flaws.find(is_unreadable) {
+        Some(flaw) => Err(format!("its lease {flaw}")),
+        None => Ok(leases.newest.map(|lease| *lease)),
+    }
+}
+
+/// Whose a drive is that was ours until now, or on which another host's lease stood still while it
+/// was watched.
+///
+/// | on it | stood still | |
+/// |---|---|---|
+/// | none, ours, or given back | | nobody's |
+/// | another's | the same | nobody's: that host is gone |
+/// | another's | an older one, or none | that host's: it took the array meanwhile |
+/// | cannot be read | | unknown |
+fn claim(found: Result<Option<Lease>, String>, still: Option<Age>, us: &lease::Host) -> Claim {
+    match found {
+        Err(why) => Claim::Unknown { why },
+        Ok(Some(lease)) if is_others(Some(&lease), us) && Some(age(&lease)) != still => {
+            Claim::Others { host: owner_name(&lease) }
+        }
+        Ok(_) => Claim::None,
     }
 }
 
@@ -180,6 +273,34 @@ mod tests {
         ] {
             let known = KnownArray { epoch: 7, taken: noted, ..KnownArray::default() };
             assert_eq!(taken(&known, &leases, &us), expected, "{noted} {leases:?}");
+        }
+    }
+
+    #[test]
+    fn a_drive_is_nobodys_only_if_that_can_be_told() {
+        let us = lease::Host::new([1; 16], "here");
+        let lease = |host, age: Age| {
+            let mut lease = Lease::free([9; 16]);
+            lease.host = [host; 16];
+            (lease.epoch, lease.beat) = (age.0.into(), age.1.into());
+            Ok(Some(lease))
+        };
+        let others = || Claim::Others { host: "another host".to_owned() };
+        let why = || "it does not answer".to_owned();
+        for (found, still, expected) in [
+            (Ok(None), None, Claim::None),
+            (lease(1, (7, 3)), None, Claim::None),
+            (lease(0, (7, 3)), None, Claim::None),
+            // It was ours until now.
+            (lease(2, (8, 3)), None, others()),
+            (lease(2, (7, 3)), Some((7, 3)), Claim::None),
+            (lease(2, (7, 4)), Some((7, 3)), others()),
+            (lease(3, (8, 1)), Some((7, 3)), others()),
+            (Err(why()), None, Claim::Unknown { why: why() }),
+            (Err(why()), Some((7, 3)), Claim::Unknown { why: why() }),
+        ] {
+            let shown = format!("{found:?} {still:?}");
+            assert_eq!(claim(found, still, &us), expected, "{shown}");
         }
     }
 
