@@ -1,5 +1,7 @@
-//! Goal: an operator can end the wait for drives that do not answer, whatever else waits for them.
-//! Method: drive files on a file system that is frozen. Needs root.
+//! Goal: an operator can end the wait for drives that do not answer, whatever else waits for them;
+//! a reactor that hangs keeps nobody from what it has no part in.
+//! Method: drive files on a file system that is frozen, and reactors whose threads a debugger has
+//! halted. Needs root.
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 mod daemon;
@@ -7,6 +9,8 @@ mod daemon;
 mod mounted;
 
 use std::fs::File;
+use std::io::Read;
+use std::process::{Child, Command, Stdio};
 
 use daemon::Daemon;
 use mounted::Mounted;
@@ -14,6 +18,81 @@ use mounted::Mounted;
 const DRIVE_BYTES: u64 = 64 << 20;
 /// Less than such drives are waited for otherwise.
 const SOON_SECONDS: u64 = 40;
+/// An export waits for so long for a reactor that hangs, and a little more.
+const GIVE_UP_SECONDS: u64 = 100;
+/// PTRACE_SEIZE and PTRACE_INTERRUPT of one thread, until its input ends (linux/ptrace.h).
+const HALT: &str = "
+import ctypes, os, sys
+trace = ctypes.CDLL(None).ptrace
+trace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+thread = int(sys.argv[1])
+if trace(0x4206, thread, None, None) or trace(0x4207, thread, None, None):
+    sys.exit(1)
+os.waitpid(thread, 0x40000000)
+os.write(1, b'.')
+sys.stdin.read()
+";
+
+/// A reactor that hangs as long as this is there.
+struct Halted(Child);
+
+impl Halted {
+    /// `None`: nobody can be halted here.
+    fn new(daemon: &Daemon, cpu: u64) -> Option<Halted> {
+        let name = format!("reactor-{cpu}\n");
+        let mut threads = std::fs::read_dir(daemon.proc("task")).unwrap().map(|its| its.unwrap());
+        let is_it = |comm: String| comm == name;
+        let thread = threads
+            .find(|its| std::fs::read_to_string(its.path().join("comm")).is_ok_and(is_it))
+            .unwrap();
+        let mut command = Command::new("python3");
+        let thread = thread.file_name().into_string().unwrap();
+        let command = command.args(["-c", HALT, &thread]).stdin(Stdio::piped());
+        let mut halted = Halted(command.stdout(Stdio::piped()).spawn().unwrap());
+        if halted.0.stdout.take().unwrap().read(&mut [0]).unwrap() == 1 {
+            return Some(halted);
+        }
+        daemon::not_tried("no thread can be halted here: it takes root");
+        None
+    }
+}
+
+impl Drop for Halted {
+    fn drop(&mut self) {
+        drop(self.0.stdin.take());
+        let _ = self.0.wait();
+    }
+}
+
+/// The CPU of the reactor that has the array, and another's, if there is one.
+fn cpus(daemon: &Daemon) -> (u64, Option<u64>) {
+    let status = daemon.json("status");
+    let cores = status["cores"].as_array().unwrap().iter();
+    let (has, others): (Vec<_>, Vec<_>) =
+        cores.partition(|its| its["drives"].as_array().is_some_and(|its| !its.is_empty()));
+    let cpu = |core: &&serde_json::Value| core["cpu"].as_u64().unwrap();
+    (cpu(&has[0]), others.first().map(cpu))
+}
+
+#[test]
+fn a_reactor_that_hangs_keeps_nobody_from_other_changes() {
+    let daemon = Daemon::with_array(1, 2);
+    daemon.ok("volume create v --array a --size 16M");
+    daemon.ok("export create e --volume v");
+    let Some(halted) = Halted::new(&daemon, cpus(&daemon).0) else { return };
+    for line in ["upgrade", "upgrade --force", "array stop a --force", "array delete a --force"] {
+        let output = daemon.run(line);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{line}: {said}");
+        assert!(said.contains("has not answered") && !said.contains("--force"), "{line}: {said}");
+    }
+    let deleted = daemon.run_beside(GIVE_UP_SECONDS, "export delete e --force");
+    let output = deleted.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{output:?}\n{}", daemon.log());
+    daemon.attach_new("d2");
+    drop(halted);
+    daemon.ok("array stop a");
+}
 
 #[test]
 fn drives_are_pulled_while_a_change_waits_for_them() {

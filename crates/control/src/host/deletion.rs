@@ -66,17 +66,18 @@ impl Host {
         running: Option<Running>,
         force: bool,
     ) -> Answer<()> {
-        if force {
-            return Ok(());
-        }
         let Some(running) = running else {
+            if force {
+                return Ok(());
+            }
             return Err(Refusal::conflict(format!(
                 "array {name} does not run, so nobody knows whether it holds volumes"
             ))
             .fix(format!("start it first, or use `ashlar array delete {name} --force`")));
         };
+        // Also by force: who waited for a reactor that hangs would keep all others from changes.
         let snapshot = self.snapshot(running).await?;
-        if snapshot.volumes.is_empty() {
+        if force || snapshot.volumes.is_empty() {
             return Ok(());
         }
         let volumes: Vec<&str> = snapshot.volumes.iter().map(|v| v.name.as_str()).collect();

@@ -293,8 +293,9 @@ impl Host {
         .await
     }
 
+    /// A reactor that hangs does it once it goes on, and keeps nobody from other changes.
     async fn withdraw_volume(&self, core: usize, key: Key<Volume>) {
-        let withdrawn = engine::call(self.core(core), async move |reactor| {
+        let withdrawn = engine::look(self.core(core), move |reactor| {
             drop(reactor.withdraw(key));
         });
         if let Err(refusal) = withdrawn.await {

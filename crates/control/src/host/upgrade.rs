@@ -10,6 +10,7 @@ use std::process::{Command, Stdio};
 use ashlar_target::handed::Handed;
 
 use crate::api::upgrade::{UpgradeRequest, Upgrades};
+use crate::engine;
 use crate::handover::{self, CONSENT, FORMAT, Handover};
 use crate::host::{Host, Medium, Serving};
 use crate::refusal::{Answer, Refusal};
@@ -26,6 +27,7 @@ impl Host {
     pub async fn upgrade(&self, request: UpgradeRequest) -> Answer<Upgrades> {
         let _change = self.begin().await?;
         self.check_memory()?;
+        self.check_reactors().await?;
         if !request.force {
             self.check_front_ends().await?;
         }
@@ -67,6 +69,19 @@ impl Host {
             .fix("stop the arrays on drives of memory first")),
             None => Ok(()),
         }
+    }
+
+    /// Arrays of a reactor that hangs cannot be brought to rest: guests would be cut off, and wait
+    /// for ever.
+    async fn check_reactors(&self) -> Answer<()> {
+        for core in &self.cores {
+            engine::look(core.sender(), |_| ()).await.map_err(|refusal| {
+                let text =
+                    format!("CPU {} cannot hand its work over: {}", core.cpu(), refusal.error);
+                Refusal { error: text, ..refusal }
+            })?;
+        }
+        Ok(())
     }
 
     /// Some kinds of exports end with the process, and whoever uses them gets errors.
