@@ -170,6 +170,57 @@ fn a_dead_mount_goes_with_its_export() {
     }
 }
 
+/// One file is mounted over another, as long as this is there.
+struct Bound<'a>(&'a str);
+
+impl Bound<'_> {
+    fn new<'a>(from: &str, at: &'a str) -> Bound<'a> {
+        tool("mount", &["--bind", from, at]);
+        Bound(at)
+    }
+}
+
+impl Drop for Bound<'_> {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(self.0).status();
+    }
+}
+
+#[test]
+fn what_cannot_be_taken_away_of_a_file_is_told() {
+    if !rustix::process::geteuid().is_root() {
+        return daemon::not_tried("mounting takes root");
+    }
+    let mut daemon = with_volume();
+    for is_precious in [false, true] {
+        // What is mounted there stays there.
+        let path = daemon.path(if is_precious { "g" } else { "f" });
+        let other = daemon.path("other");
+        std::fs::write(&other, "").unwrap();
+        std::fs::write(&path, "").unwrap();
+        let [from, at] = [&other, &path].map(|its| its.to_str().unwrap());
+        let bound = Bound::new(from, at);
+        daemon.ok(&format!("export create f --volume v --kind fuse --path {at}"));
+        daemon.kill();
+        let drives = ["d0", "d1"].map(|name| daemon.path(&format!("{name}.img")));
+        let away = drives.clone().map(|drive| drive.with_extension("away"));
+        let both = || drives.iter().zip(&away);
+        both().for_each(|(drive, away)| std::fs::rename(drive, away).unwrap());
+        daemon.start_again();
+        if is_precious {
+            std::fs::write(&other, "precious").unwrap();
+        }
+        let said = daemon.ok("export delete f");
+        let why = if is_precious { "is no empty file, and stays" } else { "cannot be taken away" };
+        assert!(said.contains(at) && said.contains(why), "{said}");
+        daemon.refused("export show f");
+        drop(bound);
+        daemon.stop();
+        both().for_each(|(drive, away)| std::fs::rename(away, drive).unwrap());
+        daemon.start_again();
+    }
+}
+
 /// One who has agreed on an export, and asks nothing of it.
 fn nbd_client(daemon: &Daemon, socket: &str, export: &str) -> UnixStream {
     let mut stream = UnixStream::connect(daemon.path(socket)).unwrap();

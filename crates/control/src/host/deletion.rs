@@ -27,12 +27,12 @@ impl Host {
             )));
         }
         if let Some(running) = running {
-            self.delete_exports_of(uuid).await?;
+            notes.extend(self.delete_exports_of(uuid).await?);
             if let Err(refusal) = self.stop_running(running).await {
                 notes.push(refusal.error);
             }
         }
-        self.delete_exports_of(uuid).await?;
+        notes.extend(self.delete_exports_of(uuid).await?);
         // Another host's lease on a drive that was ours until now is no old one.
         let own = own.into_iter().map(|drive| (drive, None));
         let free = free.into_iter().map(|drive| {

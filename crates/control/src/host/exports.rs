@@ -398,8 +398,8 @@ impl Host {
         if !force {
             self.check_export_unused(name, &known).await?;
         }
-        self.erase_export(name, known).await?;
-        Ok(Done::default())
+        let notes = self.erase_export(name, known).await?;
+        Ok(Done { notes })
     }
 
     /// Refused if somebody uses it, as far as is known: one that does not answer may have a guest.
@@ -428,7 +428,8 @@ impl Host {
         beside(move || user(&known)).await?
     }
 
-    async fn erase_export(&self, name: &str, known: KnownExport) -> Answer<()> {
+    /// What is to be said of what is left of it.
+    async fn erase_export(&self, name: &str, known: KnownExport) -> Answer<Vec<String>> {
         let record = || {
             self.record(|catalog| {
                 catalog.exports.remove(name);
@@ -438,15 +439,17 @@ impl Host {
             record()?;
             self.stop_export(name).await;
             // What is left of one that was not served. It is nobody's by now.
-            if let Err(refusal) = beside(move || forget(&known)).await? {
+            let left = beside(move || forget(&known)).await?.err();
+            if let Some(refusal) = &left {
                 tracing::warn!(export = name, "{}", refusal.line());
             }
-            return Ok(());
+            return Ok(left.iter().map(Refusal::line).collect());
         }
         // It is forgotten once it is gone: what fails can be tried again.
         self.stop_export(name).await;
         let erased = beside(move || forget(&known)).await?.and_then(|()| record());
-        erased.inspect_err(|refusal| self.note_down(name, refusal.clone()))
+        erased.inspect_err(|refusal| self.note_down(name, refusal.clone()))?;
+        Ok(Vec::new())
     }
 
     pub(super) fn exports_of(&self, array: Uuid) -> Vec<(String, KnownExport)> {
@@ -563,11 +566,13 @@ impl Host {
         join_all(served.iter().map(Served::will_stop)).await;
     }
 
-    pub(super) async fn delete_exports_of(&self, array: Uuid) -> Answer<()> {
+    /// What is to be said of what is left of them.
+    pub(super) async fn delete_exports_of(&self, array: Uuid) -> Answer<Vec<String>> {
+        let mut notes = Vec::new();
         for (name, known) in self.exports_of(array) {
-            self.erase_export(&name, known).await?;
+            notes.extend(self.erase_export(&name, known).await?);
         }
-        Ok(())
+        Ok(notes)
     }
 
     /// Keeps how large a volume is now, and lets guests know that their disk has grown.

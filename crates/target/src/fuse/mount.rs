@@ -25,6 +25,8 @@ pub(super) enum MountError {
     File { path: PathBuf, error: io::Error },
     #[error("what is left at {path} cannot be taken away: {error}; `umount` it, and remove it")]
     Left { path: PathBuf, error: io::Error },
+    #[error("what was beneath the mount at {0} is no empty file, and stays")]
+    Stays(PathBuf),
     #[error("/dev/fuse cannot be opened: {0}; run the daemon as root, and `modprobe fuse`")]
     Device(io::Error),
     #[error("{path} cannot be mounted: {error}; run the daemon as root")]
@@ -147,7 +149,7 @@ pub(super) fn forget(path: &Path) -> Result<(), MountError> {
     let of = |error| MountError::Left { path: path.to_owned(), error };
     if detach_dead(path).map_err(of)? {
         let there = look(path).map_err(of)?;
-        check_place(path, &there)?;
+        check_place(path, &there).map_err(|_| MountError::Stays(path.to_owned()))?;
         std::fs::remove_file(path).map_err(of)?;
     }
     Ok(())
