@@ -10,6 +10,7 @@ mod mounted;
 
 use std::fs::File;
 use std::io::Read;
+use std::os::unix::net::UnixListener;
 use std::process::{Child, Command, Stdio};
 
 use daemon::Daemon;
@@ -64,14 +65,9 @@ impl Drop for Halted {
     }
 }
 
-/// The CPU of the reactor that has the array, and another's, if there is one.
-fn cpus(daemon: &Daemon) -> (u64, Option<u64>) {
-    let status = daemon.json("status");
-    let cores = status["cores"].as_array().unwrap().iter();
-    let (has, others): (Vec<_>, Vec<_>) =
-        cores.partition(|its| its["drives"].as_array().is_some_and(|its| !its.is_empty()));
-    let cpu = |core: &&serde_json::Value| core["cpu"].as_u64().unwrap();
-    (cpu(&has[0]), others.first().map(cpu))
+/// The CPU of the reactor that has the array.
+fn home(daemon: &Daemon) -> u64 {
+    daemon.json("array show a")["cpu"].as_u64().unwrap()
 }
 
 #[test]
@@ -79,7 +75,7 @@ fn a_reactor_that_hangs_keeps_nobody_from_other_changes() {
     let daemon = Daemon::with_array(1, 2);
     daemon.ok("volume create v --array a --size 16M");
     daemon.ok("export create e --volume v");
-    let Some(halted) = Halted::new(&daemon, cpus(&daemon).0) else { return };
+    let Some(halted) = Halted::new(&daemon, home(&daemon)) else { return };
     for line in ["upgrade", "upgrade --force", "array stop a --force", "array delete a --force"] {
         let output = daemon.run(line);
         let said = String::from_utf8_lossy(&output.stderr);
@@ -92,6 +88,31 @@ fn a_reactor_that_hangs_keeps_nobody_from_other_changes() {
     daemon.attach_new("d2");
     drop(halted);
     daemon.ok("array stop a");
+}
+
+#[test]
+fn an_export_that_was_down_comes_up_beside_a_reactor_that_hangs() {
+    let allowed = rustix::thread::sched_getaffinity(None).unwrap();
+    let cpus = (0..rustix::thread::CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu));
+    let [first, second] = cpus.take(2).map(|cpu| cpu as u64).collect::<Vec<_>>()[..] else {
+        return daemon::not_tried("one CPU has no second reactor");
+    };
+    let mut daemon = Daemon::with_array(1, 2);
+    daemon.stop();
+    daemon.start_again_with(&[&format!("--cores={first},{second}")]);
+    daemon.ok("volume create v --array a --size 16M");
+    let cpu = home(&daemon);
+    daemon.ok(&format!("export create e --volume v --path @/e.sock --cores {cpu}"));
+    daemon.stop();
+    let socket = daemon.path("e.sock");
+    let taken = UnixListener::bind(&socket).unwrap();
+    daemon.start_again();
+    assert_eq!(home(&daemon), cpu);
+    assert_eq!(daemon.json("export show e")["state"], "down");
+    let Some(_halted) = Halted::new(&daemon, first + second - cpu) else { return };
+    drop(taken);
+    std::fs::remove_file(socket).unwrap();
+    daemon.wait_for("export show e", |export| export["state"] == "listening");
 }
 
 #[test]

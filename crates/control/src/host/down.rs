@@ -3,6 +3,9 @@
 //! Invariant: as long as one of a subsystem of NVMe/TCP is tried again, no host is let in to those
 //! that have come up: it would take the disk for gone.
 
+use std::collections::BTreeSet;
+
+use ashlar_reactor::join::join_all;
 use ashlar_target::nvme_tcp::Coming;
 
 use crate::catalog::KnownExport;
@@ -14,16 +17,19 @@ use crate::refusal::Refusal;
 /// Why an export is down.
 pub(super) struct Down {
     pub(super) why: Refusal,
-    /// For as long as it may come up by itself.
-    _coming: Option<Coming>,
+    /// For as long as it may come up by itself, and the reactors that it needs answer.
+    coming: Option<Coming>,
 }
+
+/// Its name, and the array that it is of, which runs.
+type DownExport = (String, KnownExport, Running);
 
 impl Host {
     pub(super) fn note_down(&self, name: &str, why: Refusal) {
         self.look(|state| {
             let known = state.catalog.exports.get(name).filter(|_| why.may_pass);
             let coming = known.and_then(|known| self.coming(known));
-            state.down.insert(name.to_owned(), Down { why, _coming: coming });
+            state.down.insert(name.to_owned(), Down { why, coming });
         });
     }
 
@@ -47,24 +53,46 @@ impl Host {
 
     /// What kept an export from listening may have gone: an address that the host did not have yet,
     /// or another program that listened there. Waits for no change that is under way, and for no
-    /// reactor that hangs.
+    /// reactor that hangs; nor does a host for an export that needs such a one.
     pub async fn try_down_exports(&self) {
-        if self.down_exports().is_empty() {
-            return;
-        }
-        for core in &self.cores {
-            if engine::look(core.sender(), |_| ()).await.is_err() {
-                return;
+        let silent = self.silent_of(&self.down_exports()).await;
+        let (idle, ready): (Vec<_>, Vec<_>) = self.down_exports().into_iter().partition(|its| {
+            let needed = self.cores_needed(its);
+            needed.iter().any(|core| silent.contains(core))
+        });
+        self.look(|state| {
+            for (name, ..) in &idle {
+                state.down.entry(name.clone()).and_modify(|its| its.coming = None);
             }
-        }
+        });
         let Ok(_turn) = self.changes.try_lock() else { return };
         for (name, known, array) in self.down_exports() {
-            self.start_export_of(&name, &known, array).await;
+            if ready.iter().any(|(its, ..)| *its == name) {
+                self.start_export_of(&name, &known, array).await;
+            }
         }
     }
 
+    /// The reactors that these exports need and that do not answer.
+    async fn silent_of(&self, exports: &[DownExport]) -> BTreeSet<usize> {
+        let needed: BTreeSet<usize> =
+            exports.iter().flat_map(|its| self.cores_needed(its)).collect();
+        let looks = needed.into_iter().map(async |core| {
+            let answers = engine::look(self.core(core), |_| ()).await.is_ok();
+            (!answers).then_some(core)
+        });
+        join_all(looks).await.into_iter().flatten().collect()
+    }
+
+    /// That of its array, and those that are to serve it, if they are known.
+    fn cores_needed(&self, (_, known, array): &DownExport) -> Vec<usize> {
+        let mut cores = self.cores_for(array.core, known).unwrap_or_default();
+        cores.push(array.core);
+        cores
+    }
+
     /// Those that may be able to listen by now.
-    fn down_exports(&self) -> Vec<(String, KnownExport, Running)> {
+    fn down_exports(&self) -> Vec<DownExport> {
         self.look(|state| {
             if state.stopping {
                 return Vec::new();

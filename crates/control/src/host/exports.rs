@@ -207,7 +207,7 @@ impl Host {
     }
 
     /// The reactors for the queues of an export, that of its array first if it is among them.
-    fn cores_for(&self, home: usize, known: &KnownExport) -> Answer<Vec<usize>> {
+    pub(super) fn cores_for(&self, home: usize, known: &KnownExport) -> Answer<Vec<usize>> {
         let reactors = self.reactors();
         let Some(cpus) = &known.cores else {
             let spread =
