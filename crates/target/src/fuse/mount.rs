@@ -12,6 +12,7 @@ use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
 /// Where the kernel shows its FUSE connections, once that is mounted.
 const CONNECTIONS: &str = "/sys/fs/fuse/connections";
+const MOUNTS: &str = "/proc/self/mountinfo";
 const POSSIBLE_CPUS: &str = "/sys/devices/system/cpu/possible";
 /// What `/proc/mounts` says of it.
 const SOURCE: &str = "ashlar";
@@ -71,9 +72,7 @@ impl Mount {
         mount(SOURCE, path, KIND, flags, options)
             .map_err(|error| MountError::Mount { path: path.to_owned(), error: error.into() })?;
         its.mounted = true;
-        // Nothing is asked of the file: nobody answers yet.
-        let there = statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::empty());
-        its.connection = there.ok().map(|its| its.stx_dev_minor);
+        its.connection = device_at(path).ok().map(|(_, connection)| connection);
         // What fails is tried again at the end.
         its.abort = its.open_abort().ok();
         Ok((its, device.into()))
@@ -111,9 +110,13 @@ impl Mount {
         }
     }
 
-    /// What ends the connection for all who use the file, when it is written to.
+    /// What ends the connection for all who use the file, when it is written to. Its number may be
+    /// another's once the file is not there any more.
     fn open_abort(&self) -> io::Result<File> {
-        let Some(connection) = self.connection else { return no_connection() };
+        let there = device_at(&self.path).ok().map(|(_, connection)| connection);
+        let Some(connection) = self.connection.filter(|its| there == Some(*its)) else {
+            return no_connection();
+        };
         let file = Path::new(CONNECTIONS).join(connection.to_string()).join("abort");
         if !file.exists() {
             mount("fusectl", CONNECTIONS, "fusectl", MountFlags::empty(), None)?;
@@ -155,13 +158,35 @@ pub(super) fn forget(path: &Path) -> Result<(), MountError> {
     Ok(())
 }
 
-/// Lets go of a mount that nobody serves any more. False: there is none.
+/// Lets go of a mount of ours that nobody serves any more. False: there is none.
 fn detach_dead(path: &Path) -> io::Result<bool> {
     match look(path) {
-        Err(error) if is_dead(&error) => unmount(path, UnmountFlags::DETACH)?,
+        Err(error) if is_dead(&error) => {}
         Ok(_) | Err(_) => return Ok(false),
     }
+    let mounts = std::fs::read_to_string(MOUNTS)?;
+    if !is_ours(&mounts, device_at(path)?) {
+        return Ok(false);
+    }
+    unmount(path, UnmountFlags::DETACH)?;
     Ok(true)
+}
+
+/// Which device the file is on, by its numbers. Nothing is asked of the file: nobody may answer.
+fn device_at(path: &Path) -> io::Result<(u32, u32)> {
+    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_DONT_SYNC;
+    let there = statx(CWD, path, flags, StatxFlags::empty())?;
+    Ok((there.stx_dev_major, there.stx_dev_minor))
+}
+
+/// Whether a device is one of ours, by what the kernel lists as mounted (proc(5), mountinfo):
+/// `36 35 0:52 / /run/disk rw,nosuid - fuse.ashlar ashlar rw`.
+fn is_ours(mounts: &str, (major, minor): (u32, u32)) -> bool {
+    let device = format!("{major}:{minor}");
+    mounts.lines().any(|line| {
+        let kind = line.split_once(" - ").and_then(|(_, kind)| kind.split(' ').next());
+        line.split(' ').nth(2) == Some(&device) && kind == Some(KIND)
+    })
 }
 
 /// What is there now: what the kernel remembers of a file may be of a daemon that is dead by now.
@@ -206,6 +231,19 @@ mod tests {
         assert_eq!(count_cpus("0-1"), Some(2));
         assert_eq!(count_cpus("0-3,8-127"), Some(128));
         assert_eq!(count_cpus(""), None);
+    }
+
+    #[test]
+    fn only_mounts_of_ours_are_let_go() {
+        let mounts = "22 1 0:21 / /sys rw,nosuid shared:7 - sysfs sysfs rw\n\
+                      36 22 0:52 / /run/a\\040disk rw,nosuid - fuse.ashlar ashlar rw,user_id=0\n\
+                      37 22 0:53 / /home/x rw shared:9 - fuse.sshfs fuse.ashlar rw\n";
+        for (device, ours) in
+            [((0, 52), true), ((0, 53), false), ((0, 21), false), ((0, 5), false), ((52, 0), false)]
+        {
+            assert_eq!(is_ours(mounts, device), ours, "{device:?}");
+        }
+        assert!(!is_ours("36 22 0:52", (0, 52)));
     }
 
     #[test]
