@@ -73,8 +73,12 @@ impl Mount {
             .map_err(|error| MountError::Mount { path: path.to_owned(), error: error.into() })?;
         its.mounted = true;
         its.connection = device_at(path).ok().map(|(_, connection)| connection);
-        // What fails is tried again at the end.
-        its.abort = its.open_abort().ok();
+        // What fails is tried again at the end, if somebody has it still.
+        let unheard = |error: &io::Error| {
+            let path = path.display();
+            tracing::warn!(%path, %error, "by other mounts of it nobody will hear of its end");
+        };
+        its.abort = its.open_abort().inspect_err(unheard).ok();
         Ok((its, device.into()))
     }
 }
@@ -95,18 +99,21 @@ impl Mount {
     /// nothing: the file may be open by another mount of it (`mount --bind`, a container).
     fn end(&self) {
         let path = self.path.display();
-        let mut abort = self.abort.as_ref().map(File::try_clone).unwrap_or_else(no_connection);
+        let mut late = None;
         if unmount(&self.path, UnmountFlags::empty()).is_err() {
             tracing::warn!(%path, "the file is still in use, and goes away");
             // Its users keep the connection, and so the number.
-            abort = abort.or_else(|_| self.open_abort());
+            if self.abort.is_none() {
+                late = self.open_abort().inspect_err(|error| cannot_tell(&self.path, error)).ok();
+            }
             if let Err(error) = unmount(&self.path, UnmountFlags::DETACH) {
                 tracing::error!(%path, %error, "the file cannot be unmounted");
             }
         }
+        let Some(mut abort) = self.abort.as_ref().or(late.as_ref()) else { return };
         // Of a connection that has ended, nothing comes of it.
-        if let Err(error) = abort.and_then(|mut abort| abort.write_all(b"1")) {
-            tracing::error!(%path, %error, "whoever has it still cannot be told");
+        if let Err(error) = abort.write_all(b"1") {
+            cannot_tell(&self.path, &error);
         }
     }
 
@@ -123,6 +130,10 @@ impl Mount {
         }
         OpenOptions::new().write(true).open(file)
     }
+}
+
+fn cannot_tell(path: &Path, error: &io::Error) {
+    tracing::error!(path = %path.display(), %error, "whoever has it still cannot be told");
 }
 
 fn no_connection() -> io::Result<File> {
