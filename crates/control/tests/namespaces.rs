@@ -13,7 +13,7 @@ mod rig {
     pub const PATIENCE: std::time::Duration = std::time::Duration::from_secs(30);
 }
 
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::ops::RangeInclusive;
 
 use ashlar_reactor::nvme::command::Command;
@@ -24,9 +24,20 @@ use host::{Choice, End, HOST, Wire};
 const SUBSYSTEM: &str = "nqn.2026-01.example:disks";
 const NAMESPACES: u32 = 8;
 
+/// No host waits longer than this.
+const LET_IN_SECONDS_MAX: u64 = 60;
+
+/// At an address that no other test uses.
+fn free_port() -> SocketAddr {
+    TcpListener::bind("127.0.0.78:0").unwrap().local_addr().unwrap()
+}
+
 /// A host that waits to be told of changes, as soon as it is let in; the namespaces that it finds.
+#[expect(clippy::disallowed_methods, reason = "a test's own clock")]
 fn connect(at: SocketAddr) -> (Wire, Vec<u32>) {
+    let began = std::time::Instant::now();
     loop {
+        assert!(began.elapsed().as_secs() < LET_IN_SECONDS_MAX, "no host is let in");
         let Ok(stream) = TcpStream::connect(at) else { continue };
         let Some(mut admin) = Wire::try_over(stream, Choice::PLAIN) else { continue };
         match admin.try_connect((SUBSYSTEM, HOST), 0, ANY_CONTROLLER) {
@@ -58,7 +69,7 @@ fn create(daemon: &Daemon, at: SocketAddr, array: &str, ids: RangeInclusive<u32>
 #[test]
 fn disks_of_one_subsystem_go_and_come_together() {
     let mut daemon = Daemon::with_array("1", 2);
-    let at = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let at = free_port();
     create(&daemon, at, "a", 1..=NAMESPACES);
     let all: Vec<u32> = (1..=NAMESPACES).collect();
     let (mut admin, found) = connect(at);
@@ -89,7 +100,7 @@ fn disks_of_one_subsystem_go_and_come_together() {
 #[test]
 fn disks_come_together_once_their_address_is_there() {
     let mut daemon = Daemon::with_array("1", 2);
-    let at = SocketAddr::from((Ipv4Addr::LOCALHOST, 24141));
+    let at = free_port();
     create(&daemon, at, "a", 1..=NAMESPACES);
     for round in 0..3 {
         daemon.stop();
@@ -112,7 +123,7 @@ fn an_array_that_cannot_start_keeps_no_host_of_another_waiting() {
         daemon.attach_new(name);
     }
     daemon.ok("array create b --level 1 --drives d2,d3");
-    let at = SocketAddr::from((Ipv4Addr::LOCALHOST, 24142));
+    let at = free_port();
     create(&daemon, at, "a", 1..=3);
     create(&daemon, at, "b", 4..=NAMESPACES);
     daemon.stop();
