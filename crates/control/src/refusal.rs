@@ -35,11 +35,13 @@ pub struct Refusal {
     pub fix: Option<String>,
     /// It may be gone in a moment, without anything being done here.
     pub may_pass: bool,
+    /// Of a start: the array has been taken for it, and has our lease.
+    pub has_lease: bool,
 }
 
 impl Refusal {
     fn new(kind: RefusalKind, error: impl Into<String>) -> Refusal {
-        Refusal { kind, error: error.into(), fix: None, may_pass: false }
+        Refusal { kind, error: error.into(), fix: None, may_pass: false, has_lease: false }
     }
 
     pub fn invalid(error: impl Into<String>) -> Refusal {

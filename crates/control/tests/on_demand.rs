@@ -13,6 +13,7 @@ mod front_end;
 use std::fs::File;
 use std::net::TcpListener;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 use daemon::Daemon;
@@ -415,6 +416,43 @@ fn a_host_that_lacks_a_drive_waits_for_it() {
     attach(&b, port, 1);
     is_there(&mut at_b, 0);
     assert_eq!(b.array_state("a"), "optimal");
+}
+
+/// What the start lacked is there again: its guest does not wait until others have had their turn.
+#[test]
+fn a_drive_that_comes_back_is_tried_at_once() {
+    let daemon = Daemon::with_array(1, DRIVES);
+    daemon.ok("volume create v --array a --size 16M");
+    daemon.ok(&format!("export create e --volume v --queues {QUEUES}"));
+    daemon.ok("array stop a");
+    daemon.ok("array on-demand a");
+    let table = |number: usize| {
+        let label = daemon.json(&format!("inspect @/d{number}.img"))["label"].clone();
+        let areas = label["areas"].as_array().unwrap();
+        let area = areas.iter().find(|area| area["name"] == "volume table").unwrap();
+        let [at, len] = ["offset", "bytes"].map(|field| area[field].as_u64().unwrap());
+        let path = daemon.path(&format!("d{number}.img"));
+        (File::options().read(true).write(true).open(path).unwrap(), at, len as usize)
+    };
+    let tables: Vec<_> = (0..DRIVES).map(table).collect();
+    let good: Vec<Vec<u8>> = tables
+        .iter()
+        .map(|(file, at, len)| {
+            let mut good = vec![0; *len];
+            file.read_exact_at(&mut good, *at).unwrap();
+            file.write_all_at(&vec![1; *len], *at).unwrap();
+            good
+        })
+        .collect();
+    let mut guest = guest_at(&daemon);
+    daemon.wait_for("array show a", |array| array["state"] == "unavailable");
+    daemon.ok("drive detach d1");
+    tables[1].0.write_all_at(&good[1], tables[1].1).unwrap();
+    daemon.ok("drive attach @/d1.img");
+    write(&mut guest, 0);
+    is_there(&mut guest, 0);
+    let waited = waited_ms(&daemon);
+    assert!(waited.last().unwrap() < &25_000, "{waited:?}");
 }
 
 #[test]

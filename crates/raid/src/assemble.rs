@@ -17,6 +17,7 @@
 //! is left alone. So is, of drives that went on without each other, what this host did not have
 //! last, if it has no later lease than this host knows of: the table is for the rest then.
 
+use std::cell::Cell;
 use std::cmp::Ordering;
 use std::rc::Rc;
 
@@ -54,6 +55,8 @@ pub struct AssembleOptions {
     pub host: Option<Host>,
     /// Pages of checksums in memory, for tests; `None`: the usual number.
     pub sum_pages_max: Option<usize>,
+    /// True from when `host` may have the array, whatever becomes of the start.
+    pub taken: Rc<Cell<bool>>,
 }
 
 /// The array as this host last had it.

@@ -470,7 +470,9 @@ async fn find_and_take(
     let Some(host) = options.host else { return Ok((found, None)) };
     let array = found.identity.uuid;
     let force = options.force.then(|| options.known.as_ref().map_or(0, |known| known.last_epoch));
-    let claim = lease::take(reactor, array, &found.members, &found.leases, &host, force).await?;
+    let claim = lease::take(reactor, array, &found.members, &found.leases, &host, force).await;
+    options.taken.set(!matches!(claim, Err(AssembleError::InUse { .. })));
+    let claim = claim?;
     // Another host may have had it until now.
     Ok((find(reactor, drives, options, Some(&claim)).await?, Some(claim)))
 }

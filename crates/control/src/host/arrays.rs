@@ -468,7 +468,8 @@ impl Host {
             true => error,
             false => {
                 let cut = cut::refusal(&format!("drive {}", cut.join(", ")));
-                Refusal { error: format!("{}; {}", error.error, cut.error), ..cut }
+                let text = format!("{}; {}", error.error, cut.error);
+                Refusal { error: text, has_lease: error.has_lease, ..cut }
             }
         })
     }
@@ -494,15 +495,17 @@ impl Host {
         let core = self.core_for(&drives)?;
         let seeds = self.seeds(&drives).await?;
         let shown = name.to_owned();
-        let options =
-            AssembleOptions { force, known, host: Some(self.lessee), ..AssembleOptions::default() };
+        let host = Some(self.lessee);
         let teller = self.teller(core);
         let beginning = engine::call(self.core(core), async move |reactor| {
             let (drives, kept) = plant(&reactor, seeds);
+            let options = AssembleOptions { force, known, host, ..AssembleOptions::default() };
+            let taken = options.taken.clone();
             let begun = match Array::assemble(&reactor, drives, options).await {
                 Ok(array) => open_pool(&reactor, array, teller).await,
                 Err(error) => Err(translate::assemble(&shown, &absent, &error)),
             };
+            let begun = begun.map_err(|refusal| Refusal { has_lease: taken.get(), ..refusal });
             Beginning { kept, begun }
         });
         let beginning = beginning.await?;

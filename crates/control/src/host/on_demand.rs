@@ -75,6 +75,8 @@ struct Wait {
     again: Instant,
     /// Another host's lease as it was seen last, and since when.
     lease: ((u64, u64), Instant),
+    /// The drives of the array that were here then.
+    drives: Vec<String>,
     /// `None`: it was not tried yet.
     why: Option<Refusal>,
 }
@@ -82,7 +84,7 @@ struct Wait {
 impl Wait {
     fn begin() -> Wait {
         let now = Instant::now();
-        Wait { since: now, again: now, lease: ((0, 0), now), why: None }
+        Wait { since: now, again: now, lease: ((0, 0), now), drives: Vec::new(), why: None }
     }
 
     /// Soon at first, while another host is just giving the array back; then more seldom.
@@ -242,14 +244,15 @@ impl Host {
                 continue;
             }
             let wait = waits.get_or_insert_with(Wait::begin);
-            if Instant::now() < wait.again {
+            // With others of its drives it may start.
+            if Instant::now() < wait.again && self.drives_labelled(array) == wait.drives {
                 continue;
             }
-            let before = self.newest_lease(array).await.map(|its| age(&its));
             if let Err(why) = self.take(array, wait).await {
+                let has_lease = why.has_lease;
                 self.note_wait(array, wait, why);
-                let left = self.newest_lease(array).await;
-                if left.is_some_and(|its| is_own(&its, &self.lessee) && Some(age(&its)) > before) {
+                wait.drives = self.drives_labelled(array);
+                if has_lease {
                     // It was taken, and could not be started: others may see that it stands still.
                     wait.again = Instant::now() + OTHERS_TURN;
                 }

@@ -116,6 +116,7 @@ pub(super) async fn assemble(seedling: Seedling, offered: Vec<u32>, phase: Phase
             known: known.map(known_with),
             host: None,
             sum_pages_max: seedling.plan.sum_pages_max,
+            ..AssembleOptions::default()
         };
         Array::assemble(&seedling.reactor, handles, options).await
     };
