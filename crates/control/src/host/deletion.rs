@@ -33,8 +33,10 @@ impl Host {
             }
         }
         notes.extend(self.delete_exports_of(uuid).await?);
-        // Another host's lease on a drive that was ours until now is no old one.
-        let own = own.into_iter().map(|drive| (drive, None));
+        let own = own.into_iter().map(|drive| {
+            let still = watched.from_before(&drive);
+            (drive, still)
+        });
         let free = free.into_iter().map(|drive| {
             let still = watched.still.get(&drive).copied();
             (drive, still)

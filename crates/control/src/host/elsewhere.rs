@@ -35,6 +35,8 @@ pub(super) struct Watched {
     pub(super) still: BTreeMap<String, Age>,
     /// Drives that do not answer, and so say nothing.
     pub(super) silent: BTreeMap<String, Refusal>,
+    /// The largest epoch of our own leases.
+    own_epoch: u64,
 }
 
 /// Whose a drive is just before it is made blank.
@@ -162,11 +164,21 @@ impl Host {
 }
 
 impl Watched {
+    /// Another host's lease on a drive of an array that runs here, from before it came here: ours
+    /// is not on members that are not believed. Any other is a taker's.
+    pub(super) fn from_before(&self, drive: &str) -> Option<Age> {
+        self.still.get(drive).copied().filter(|(epoch, _)| *epoch < self.own_epoch)
+    }
+
     /// What is on a drive now; an older lease of the same host is known.
     fn note(&mut self, drive: &str, found: Answer<Option<Lease>>, us: &lease::Host) {
         let drive = drive.to_owned();
         let lease = match found {
-            Ok(lease) => lease.filter(|lease| is_others(Some(lease), us)),
+            Ok(lease) => {
+                let own = lease.as_ref().filter(|lease| is_own(lease, us));
+                self.own_epoch = own.map_or(0, |own| own.epoch.get()).max(self.own_epoch);
+                lease.filter(|lease| is_others(Some(lease), us))
+            }
             Err(refusal) => return drop(self.silent.insert(drive, refusal)),
         };
         let Some(lease) = lease else { return };
@@ -302,6 +314,19 @@ mod tests {
             let shown = format!("{found:?} {still:?}");
             assert_eq!(claim(found, still, &us), expected, "{shown}");
         }
+    }
+
+    #[test]
+    fn who_had_an_array_before_us_does_not_take_it() {
+        let us = lease::Host::new([1; 16], "here");
+        let mut watched = Watched::default();
+        for (drive, host, epoch) in [("ours", 1, 7), ("old", 2, 6), ("same", 2, 7), ("new", 2, 8)] {
+            let mut lease = Lease::free([9; 16]);
+            (lease.host, lease.epoch) = ([host; 16], u64::into(epoch));
+            watched.note(drive, Ok(Some(lease)), &us);
+        }
+        let seen = ["ours", "old", "same", "new"].map(|drive| watched.from_before(drive));
+        assert_eq!(seen, [None, Some((6, 0)), None, None]);
     }
 
     #[test]

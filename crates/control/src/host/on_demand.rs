@@ -291,6 +291,9 @@ impl Host {
         if !self.is_as_before(running.uuid, Some(running)) || !is_unused() {
             return;
         }
+        if self.snapshot(running).await.is_err() {
+            return;
+        }
         let name = self.array_name(running.uuid);
         let flushed = self.on_array(running, async move |_, pool| pool.array().flush().await).await;
         let why = match flushed {

@@ -87,6 +87,8 @@ impl Host {
             ))
             .fix("give it another name"));
         }
+        // Who waited for a reactor that hangs would keep all others from changes.
+        self.snapshot(running).await?;
         let (name, bytes) = (request.name.clone(), request.bytes);
         let created = self.on_array(running, async move |_, pool| {
             let uuid = Uuid::new_v4().into_bytes();

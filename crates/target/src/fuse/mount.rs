@@ -175,7 +175,9 @@ fn detach_dead(path: &Path) -> io::Result<bool> {
         Err(error) if is_dead(&error) => {}
         Ok(_) | Err(_) => return Ok(false),
     }
-    let mounts = std::fs::read_to_string(MOUNTS)?;
+    // Paths of other mounts may be anything.
+    let mounts = std::fs::read(MOUNTS)?;
+    let mounts = String::from_utf8_lossy(&mounts);
     if !is_ours(&mounts, device_at(path)?) {
         return Ok(false);
     }
