@@ -34,7 +34,7 @@ impl Host {
         }
         notes.extend(self.delete_exports_of(uuid).await?);
         let own = own.into_iter().map(|drive| {
-            let still = watched.from_before(&drive);
+            let still = watched.older_than_ours(&drive);
             (drive, still)
         });
         let free = free.into_iter().map(|drive| {

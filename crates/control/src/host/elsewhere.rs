@@ -166,7 +166,7 @@ impl Host {
 impl Watched {
     /// Another host's lease on a drive of an array that runs here, from before it came here: ours
     /// is not on members that are not believed. Any other is a taker's.
-    pub(super) fn from_before(&self, drive: &str) -> Option<Age> {
+    pub(super) fn older_than_ours(&self, drive: &str) -> Option<Age> {
         self.still.get(drive).copied().filter(|(epoch, _)| *epoch < self.own_epoch)
     }
 
@@ -325,7 +325,7 @@ mod tests {
             (lease.host, lease.epoch) = ([host; 16], u64::into(epoch));
             watched.note(drive, Ok(Some(lease)), &us);
         }
-        let seen = ["ours", "old", "same", "new"].map(|drive| watched.from_before(drive));
+        let seen = ["ours", "old", "same", "new"].map(|drive| watched.older_than_ours(drive));
         assert_eq!(seen, [None, Some((6, 0)), None, None]);
     }
 
