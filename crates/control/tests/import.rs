@@ -249,7 +249,9 @@ fn with_copies_put_back(drives: &[&str]) -> Daemon {
     daemon.ok("volume create w --array a --size 16M");
     daemon.ok("array stop a");
     for (drive, copy) in drives.iter().zip(copies) {
-        std::fs::write(path(drive), copy).unwrap();
+        // In place: a file that is empty for a moment is one that was cut short.
+        let file = File::options().write(true).open(path(drive)).unwrap();
+        file.write_all_at(&copy, 0).unwrap();
     }
     daemon
 }
