@@ -354,6 +354,13 @@ impl Host {
         })
     }
 
+    /// The same, of a reactor that answers: a change that waited for one that hangs would keep all
+    /// others from theirs.
+    async fn answering_array(&self, name: &str) -> Answer<Running> {
+        let running = self.running_array(name)?;
+        self.snapshot(running).await.map(|_| running)
+    }
+
     /// The attached drive of this name.
     fn attached(&self, name: &str) -> Answer<Attached> {
         let (found, missing) =

@@ -11,6 +11,7 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::process::Command;
 
 use daemon::Daemon;
@@ -142,6 +143,23 @@ fn a_file_outlives_the_daemon_and_is_deleted_with_the_export() {
 }
 
 /// Nobody mounts it again where its array does not come up.
+/// The daemon is killed, and the next one finds none of its drives. Returns where each is, and
+/// where it was put.
+fn without_drives(daemon: &mut Daemon) -> [(PathBuf, PathBuf); 2] {
+    daemon.kill();
+    let drives = ["d0", "d1"].map(|name| daemon.path(&format!("{name}.img")));
+    let moved = drives.map(|drive| (drive.clone(), drive.with_extension("away")));
+    moved.iter().for_each(|(drive, away)| std::fs::rename(drive, away).unwrap());
+    daemon.start_again();
+    moved
+}
+
+fn with_drives_again(daemon: &mut Daemon, moved: &[(PathBuf, PathBuf)]) {
+    daemon.stop();
+    moved.iter().for_each(|(drive, away)| std::fs::rename(away, drive).unwrap());
+    daemon.start_again();
+}
+
 #[test]
 fn a_dead_mount_goes_with_its_export() {
     if !rustix::process::geteuid().is_root() {
@@ -154,19 +172,12 @@ fn a_dead_mount_goes_with_its_export() {
             std::fs::write(&path, "").unwrap();
         }
         daemon.ok("export create f --volume v --kind fuse --path @/f");
-        daemon.kill();
-        let drives = ["d0", "d1"].map(|name| daemon.path(&format!("{name}.img")));
-        let away = drives.clone().map(|drive| drive.with_extension("away"));
-        let both = || drives.iter().zip(&away);
-        both().for_each(|(drive, away)| std::fs::rename(drive, away).unwrap());
-        daemon.start_again();
+        let away = without_drives(&mut daemon);
         let dead = File::open(&path).unwrap_err();
         assert_eq!(dead.raw_os_error(), Some(rustix::io::Errno::NOTCONN.raw_os_error()));
         daemon.ok("export delete f");
         assert_eq!(path.metadata().unwrap_err().kind(), std::io::ErrorKind::NotFound);
-        daemon.stop();
-        both().for_each(|(drive, away)| std::fs::rename(away, drive).unwrap());
-        daemon.start_again();
+        with_drives_again(&mut daemon, &away);
     }
 }
 
@@ -201,12 +212,7 @@ fn what_cannot_be_taken_away_of_a_file_is_told() {
         let [from, at] = [&other, &path].map(|its| its.to_str().unwrap());
         let bound = Bound::new(from, at);
         daemon.ok(&format!("export create f --volume v --kind fuse --path {at}"));
-        daemon.kill();
-        let drives = ["d0", "d1"].map(|name| daemon.path(&format!("{name}.img")));
-        let away = drives.clone().map(|drive| drive.with_extension("away"));
-        let both = || drives.iter().zip(&away);
-        both().for_each(|(drive, away)| std::fs::rename(drive, away).unwrap());
-        daemon.start_again();
+        let away = without_drives(&mut daemon);
         if is_precious {
             std::fs::write(&other, "precious").unwrap();
         }
@@ -215,9 +221,7 @@ fn what_cannot_be_taken_away_of_a_file_is_told() {
         assert!(said.contains(at) && said.contains(why), "{said}");
         daemon.refused("export show f");
         drop(bound);
-        daemon.stop();
-        both().for_each(|(drive, away)| std::fs::rename(away, drive).unwrap());
-        daemon.start_again();
+        with_drives_again(&mut daemon, &away);
     }
 }
 

@@ -24,7 +24,7 @@ use crate::journal::Journal;
 use crate::layout::{Layout, Piece, Positions};
 use crate::lease::Leasehold;
 use crate::member::{Member, sector_bytes};
-use crate::members::{Identity, Members};
+use crate::members::{Identity, Members, Restripe};
 use crate::mode::Modes;
 use crate::notes::{Readers, Served};
 use crate::pace::Pace;
@@ -285,11 +285,8 @@ impl Array {
 
     /// Whether nothing is in the stripe any more: all of it was moved.
     pub(crate) fn is_dead(&self, stripe: StripeIndex) -> bool {
-        let layout = self.layout();
-        self.identity.restripe().is_some_and(|its| {
-            let end = (stripe.0 + 1) * its.old(layout).stripe_bytes();
-            stripe.0 >= its.cursor && end <= its.cursor * layout.stripe_bytes()
-        })
+        let of_old = |its: Restripe| bits(0..its.old(self.layout()).data);
+        self.identity.restripe().map(of_old) == Some(self.moved_away(stripe))
     }
 
     /// Data chunks of the stripe that are not read there any more: they were moved to new stripes.

@@ -131,7 +131,7 @@ pub(crate) struct Journal {
     queue: RefCell<VecDeque<Waiting>>,
     /// Payload of those in the queue.
     queued_bytes: Cell<u64>,
-    /// Payload of batches that have a place in the ring, and are not pending yet.
+    /// Of batches that have a place in the ring, and are not pending yet.
     entered: Cell<PendingSize>,
     commits: Cell<u32>,
     next_sequence: Cell<u64>,
@@ -210,7 +210,7 @@ impl Journal {
     /// (not flushed). Returns its sequence. Data is pending from then on.
     pub(crate) async fn append(self: &Rc<Self>, entries: Entries) -> Result<u64, ArrayError> {
         let (waiting, answer) = Waiting::with(entries);
-        let payload = waiting.payload;
+        let payload = waiting.size.bytes;
         assert!(waiting.entries.len() <= ENTRIES_MAX && payload <= u64::from(PAYLOAD_BYTES_MAX));
         self.queue.borrow_mut().push_back(waiting);
         self.queued_bytes.set(self.queued_bytes.get() + payload);
@@ -253,8 +253,8 @@ impl Journal {
             // It would be void, and its place gone until all before it is in place.
             return Some(Err(ArrayError::Lost));
         }
-        let entries = taken.iter().flat_map(|waiting| &waiting.entries);
-        let size = PendingSize::of(entries.filter_map(Entry::payload).map(Buffer::len));
+        let sizes = taken.iter().map(|waiting| waiting.size);
+        let size = sizes.fold(PendingSize::default(), PendingSize::and);
         let (payload, class) = (size.bytes, Class::New(size));
         if let Err(error) = self.may_enter(class).await {
             return Some(Err(error));
@@ -278,7 +278,7 @@ impl Journal {
         let part = part.clamp(least.clamp(BATCH_BYTES_MIN, most), most);
         let (mut taken, mut count, mut payload) = (Vec::new(), 0, 0);
         while let Some(next) = queue.front() {
-            let bytes = next.payload;
+            let bytes = next.size.bytes;
             count += next.entries.len();
             let too_much = payload > 0 && payload + bytes > part;
             if too_much || count > ENTRIES_MAX {
@@ -293,7 +293,7 @@ impl Journal {
 
     /// Puts back what was taken from the front.
     fn put_back(&self, taken: Vec<Waiting>) {
-        let bytes: u64 = taken.iter().map(|waiting| waiting.payload).sum();
+        let bytes: u64 = taken.iter().map(|waiting| waiting.size.bytes).sum();
         self.queued_bytes.set(self.queued_bytes.get() + bytes);
         taken.into_iter().rev().for_each(|waiting| self.queue.borrow_mut().push_front(waiting));
     }

@@ -48,10 +48,6 @@ impl Patch {
         let parts = [self.within(&(0..rows.start)), self.within(&(rows.end..u32::MAX))];
         parts.into_iter().flatten()
     }
-
-    fn trim(&mut self) {
-        self.bytes = self.bytes.clone().trimmed();
-    }
 }
 
 /// Bytes of patches, and of the memory that they take: a small patch takes a page.
@@ -158,7 +154,7 @@ impl Stripe {
             return;
         }
         let left = self.cut(size, patch.chunk, &patch.rows, u64::MAX);
-        self.patches[left].iter_mut().for_each(Patch::trim);
+        self.patches[left].iter_mut().for_each(|patch| patch.bytes.trim());
         let others = if self.patches.is_empty() { u64::MAX } else { self.oldest };
         self.oldest = others.min(patch.sequence);
         let place = (patch.chunk, patch.rows.start);
@@ -222,7 +218,7 @@ impl Pending {
 
     /// Newer bytes take the place of older ones. Patches come in the order of their sequences.
     pub(crate) fn insert(&mut self, stripe: StripeIndex, mut patch: Patch) {
-        patch.trim();
+        patch.bytes.trim();
         self.present.insert(stripe);
         let state = self.stripes.entry(stripe.0).or_default();
         state.put(&mut self.size, patch);
@@ -335,7 +331,9 @@ impl Pending {
     pub(crate) fn put_back(&mut self, stripe: StripeIndex) {
         assert!(self.stripes.get(&stripe.0).is_some_and(|its| its.busy), "taken before");
         // What is left of those that were stored in parts.
-        self.change(stripe, |stripe, _| stripe.patches.iter_mut().for_each(Patch::trim));
+        self.change(stripe, |stripe, _| {
+            stripe.patches.iter_mut().for_each(|patch| patch.bytes.trim())
+        });
         self.set_busy(stripe, false);
     }
 

@@ -267,15 +267,14 @@ impl Buffer {
         Buffer { start, len: range.len(), region: self.region.clone() }
     }
 
-    /// The same bytes, copied where they would keep more engine memory than [`memory_of`] says.
-    pub fn trimmed(self) -> Buffer {
-        let Owner::Pool { pool, .. } = &self.region.owner else { return self };
-        let Some(pool) = pool.upgrade().filter(|_| self.region.len > memory_of(self.len)) else {
-            return self;
-        };
+    /// Copies the bytes where they would keep more engine memory than [`memory_of`] says.
+    pub fn trim(&mut self) {
+        let Owner::Pool { pool, .. } = &self.region.owner else { return };
+        let is_large = self.region.len > memory_of(self.len);
+        let Some(pool) = pool.upgrade().filter(|_| is_large) else { return };
         let own = pool.take(self.len);
-        own.copy_from(&self);
-        own
+        own.copy_from(self);
+        *self = own;
     }
 
     /// The bytes, of engine memory that no operation is filling.

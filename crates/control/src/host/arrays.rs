@@ -597,9 +597,7 @@ impl Host {
 
     pub async fn stop_array(&self, name: &str, force: bool) -> Answer<Shown> {
         let _change = self.begin().await?;
-        let running = self.running_array(name)?;
-        // Who waited for a reactor that hangs would keep all others from their changes.
-        self.snapshot(running).await?;
+        let running = self.answering_array(name).await?;
         if !force {
             self.check_exports_unused(name, running.uuid).await?;
             if self.is_on_demand(running.uuid) {

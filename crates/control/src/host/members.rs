@@ -290,9 +290,7 @@ impl Host {
 
     pub async fn scrub_array(&self, name: &str, request: ArrayScrub) -> Answer<Shown> {
         let _change = self.begin().await?;
-        let running = self.running_array(name)?;
-        // Who waited for a reactor that hangs would keep all others from changes.
-        self.snapshot(running).await?;
+        let running = self.answering_array(name).await?;
         let ArrayScrub { repair, stop } = request;
         let done = self.on_array(running, async move |_, pool| match stop {
             true => pool.array().stop_scrub(),

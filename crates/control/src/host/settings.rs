@@ -14,9 +14,7 @@ use crate::refusal::{Answer, Refusal};
 impl Host {
     pub async fn set_array(&self, name: &str, change: SettingsChange) -> Answer<Shown> {
         let _change = self.begin().await?;
-        let running = self.running_array(name)?;
-        // Who waited for a reactor that hangs would keep all others from changes.
-        self.snapshot(running).await?;
+        let running = self.answering_array(name).await?;
         let wanted = self.on_array(running, async move |_, pool| {
             // What is refused changes nothing.
             let policy = change.policy.map(stored_policy);

@@ -79,7 +79,7 @@ impl Host {
     pub async fn create_volume(&self, request: VolumeCreate) -> Answer<Volume> {
         let _change = self.begin().await?;
         check_name("a volume", &request.name)?;
-        let running = self.running_array(&request.array)?;
+        let running = self.answering_array(&request.array).await?;
         if let Some(twin) = self.list_volumes().await.iter().find(|v| v.name == request.name) {
             return Err(Refusal::conflict(format!(
                 "there is a volume {} already, on array {}",
@@ -87,8 +87,6 @@ impl Host {
             ))
             .fix("give it another name"));
         }
-        // Who waited for a reactor that hangs would keep all others from changes.
-        self.snapshot(running).await?;
         let (name, bytes) = (request.name.clone(), request.bytes);
         let created = self.on_array(running, async move |_, pool| {
             let uuid = Uuid::new_v4().into_bytes();

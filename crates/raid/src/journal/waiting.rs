@@ -3,22 +3,25 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
+use ashlar_reactor::buffer::Buffer;
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::wait_list::WaitList;
 
-use super::entry::{Entries, payload_bytes};
+use super::entry::{Entries, Entry};
 use crate::error::ArrayError;
+use crate::pending::PendingSize;
 
 pub(super) struct Waiting {
     pub(super) entries: Entries,
-    pub(super) payload: u64,
+    pub(super) size: PendingSize,
     pub(super) answer: Rc<Answer>,
 }
 
 impl Waiting {
     pub(super) fn with(entries: Entries) -> (Waiting, Rc<Answer>) {
-        let (payload, answer) = (payload_bytes(&entries), Rc::<Answer>::default());
-        (Waiting { entries, payload, answer: answer.clone() }, answer)
+        let lens = entries.iter().filter_map(Entry::payload).map(Buffer::len);
+        let (size, answer) = (PendingSize::of(lens), Rc::<Answer>::default());
+        (Waiting { entries, size, answer: answer.clone() }, answer)
     }
 }
 
