@@ -103,11 +103,19 @@ struct Attached {
     used_by: Option<(Uuid, u8)>,
     /// It is not used by itself where it could be of use.
     passed_over: Option<PassedOver>,
+    attached: Instant,
 }
 
 impl Attached {
     fn new(medium: Medium, content: Content) -> Attached {
-        Attached { medium, content, used_by: None, passed_over: None }
+        let attached = Instant::now();
+        Attached { medium, content, used_by: None, passed_over: None, attached }
+    }
+
+    /// Whether it carries an array's label, and is not in use.
+    fn waits_for(&self, array: Uuid) -> bool {
+        self.used_by.is_none()
+            && matches!(&self.content, Content::Labelled(label) if label.array == array)
     }
 
     fn bytes(&self) -> u64 {

@@ -10,6 +10,7 @@ use ashlar_raid::layout::Shape;
 use ashlar_raid::start::{ArraySpec, AssembleOptions, Known};
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::registry::Key;
+use tokio::time::Instant;
 use uuid::Uuid;
 
 use crate::api::array::{Array as Shown, ArrayCreate, JournalReplay, ScanFailure, ScanResult};
@@ -349,11 +350,16 @@ impl Host {
     /// Names of attached drives that carry an array's label and are not in use.
     pub(super) fn drives_labelled(&self, uuid: Uuid) -> Vec<String> {
         self.look(|state| {
-            let labelled = state.drives.iter().filter(|(_, drive)| {
-                drive.used_by.is_none()
-                    && matches!(&drive.content, Content::Labelled(label) if label.array == uuid)
-            });
+            let labelled = state.drives.iter().filter(|(_, drive)| drive.waits_for(uuid));
             labelled.map(|(name, _)| name.clone()).collect()
+        })
+    }
+
+    /// When the last of these was attached, be it the same drive anew.
+    pub(super) fn drive_came(&self, uuid: Uuid) -> Option<Instant> {
+        self.look(|state| {
+            let labelled = state.drives.values().filter(|drive| drive.waits_for(uuid));
+            labelled.map(|drive| drive.attached).max()
         })
     }
 

@@ -75,8 +75,8 @@ struct Wait {
     again: Instant,
     /// Another host's lease as it was seen last, and since when.
     lease: ((u64, u64), Instant),
-    /// The drives of the array that were here then.
-    drives: Vec<String>,
+    /// When it was tried last.
+    tried: Instant,
     /// `None`: it was not tried yet.
     why: Option<Refusal>,
 }
@@ -84,7 +84,7 @@ struct Wait {
 impl Wait {
     fn begin() -> Wait {
         let now = Instant::now();
-        Wait { since: now, again: now, lease: ((0, 0), now), drives: Vec::new(), why: None }
+        Wait { since: now, again: now, lease: ((0, 0), now), tried: now, why: None }
     }
 
     /// Soon at first, while another host is just giving the array back; then more seldom.
@@ -244,14 +244,15 @@ impl Host {
                 continue;
             }
             let wait = waits.get_or_insert_with(Wait::begin);
-            // With others of its drives it may start.
-            if Instant::now() < wait.again && self.drives_labelled(array) == wait.drives {
+            // With a drive that came since, it may start.
+            let came = self.drive_came(array);
+            if Instant::now() < wait.again && came.is_none_or(|came| came <= wait.tried) {
                 continue;
             }
+            wait.tried = Instant::now();
             if let Err(why) = self.take(array, wait).await {
                 let has_lease = why.has_lease;
                 self.note_wait(array, wait, why);
-                wait.drives = self.drives_labelled(array);
                 if has_lease {
                     // It was taken, and could not be started: others may see that it stands still.
                     wait.again = Instant::now() + OTHERS_TURN;
