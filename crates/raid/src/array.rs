@@ -21,7 +21,7 @@ use crate::hedge::Hedging;
 use crate::integrity::Integrity;
 use crate::job::Jobs;
 use crate::journal::Journal;
-use crate::layout::{Layout, Piece, Positions};
+use crate::layout::{Layout, Piece};
 use crate::lease::Leasehold;
 use crate::member::{Member, sector_bytes};
 use crate::members::{Identity, Members, Restripe};
@@ -286,18 +286,7 @@ impl Array {
     /// Whether nothing is in the stripe any more: all of it was moved.
     pub(crate) fn is_dead(&self, stripe: StripeIndex) -> bool {
         let of_old = |its: Restripe| bits(0..its.old(self.layout()).data);
-        self.identity.restripe().map(of_old) == Some(self.moved_away(stripe))
-    }
-
-    /// Data chunks of the stripe that are not read there any more: they were moved to new stripes.
-    pub(crate) fn moved_away(&self, stripe: StripeIndex) -> Positions {
-        let layout = self.layout();
-        let Some(its) = self.identity.restripe().filter(|its| stripe.0 >= its.cursor) else {
-            return 0;
-        };
-        let first = stripe.0 * u64::from(its.old(layout).data);
-        let moved = (its.cursor * u64::from(layout.data)).saturating_sub(first);
-        bits(0..u8::try_from(moved).unwrap_or(u8::MAX).min(its.old(layout).data))
+        self.identity.restripe().map(of_old) == Some(self.identity.moved_away(stripe))
     }
 
     /// Whether `offset..offset + len` is inside the array and of whole sectors.

@@ -41,6 +41,7 @@ use crate::array::Array;
 use crate::error::ArrayError;
 use crate::journal::{Class, Entry, NewData};
 use crate::layout::Positions;
+use crate::mode::Pause;
 use crate::parity_sums::sums_of;
 use crate::pending::{Hold, Patch};
 use crate::stored::{Store, Stored, Torn, Updated};
@@ -53,6 +54,10 @@ pub(crate) const AGE_MAX: Duration = Duration::from_secs(4);
 pub(crate) const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// Stripes that one round takes up.
 const STRIPES_PER_ROUND: usize = 32;
+/// Before all others wait until nothing is pending, it is put in place so often beside them.
+const DRAINS_BEFORE: u32 = 4;
+/// Or until no more than this part of the ring is left.
+const MUCH_OF_RING: u64 = 16;
 /// Bands of them that take each step together: with one parity chunk their sums fit in one batch of
 /// the journal, and what is read of them in the CPU's cache.
 const BANDS_AT_ONCE: usize = ENTRIES_MAX;
@@ -140,6 +145,12 @@ impl Array {
         self.drain_journal().await
     }
 
+    /// As [`Self::drain_most`]; a stop waits for it.
+    pub(crate) async fn drain_as_step(self: &Rc<Self>) -> Result<(), ArrayError> {
+        let _request = self.admit_step().await?;
+        self.drain_most().await
+    }
+
     /// Puts all in place that is pending now, and makes the ring forget it. An error: it cannot be.
     pub(crate) async fn drain_journal(self: &Rc<Self>) -> Result<(), ArrayError> {
         let journal = &self.journal;
@@ -149,7 +160,8 @@ impl Array {
             if oldest.is_none_or(|oldest| oldest >= last) {
                 return Ok(());
             }
-            let state = || (journal.next_sequence(), journal.pending.borrow().size());
+            let left = || (journal.pending.borrow().size(), self.kept.borrow().len());
+            let state = || (journal.next_sequence(), left());
             let before = state();
             let round = self.destage_round(u64::MAX).await;
             journal.release().await?;
@@ -166,6 +178,31 @@ impl Array {
                 journal.changed_since(seen).await;
             }
         }
+    }
+
+    /// Puts most of what is pending in place, before others have to wait for the rest.
+    pub(crate) async fn drain_most(self: &Rc<Self>) -> Result<(), ArrayError> {
+        for _ in 0..DRAINS_BEFORE {
+            self.drain_journal().await?;
+            // What was written meanwhile.
+            if !self.journal_holds_much() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether to put it all in place takes longer than others can wait.
+    pub(crate) fn journal_holds_much(&self) -> bool {
+        self.journal.used_bytes() > self.journal.ring_bytes() / MUCH_OF_RING
+    }
+
+    /// Keeps everyone from entering a mode, with nothing left in the journal.
+    pub(crate) async fn pause_drained(self: &Rc<Self>) -> Result<Pause, ArrayError> {
+        self.drain_most().await?;
+        let pause = self.modes.pause(&self.reactor).await;
+        self.drain_journal().await?;
+        Ok(pause)
     }
 
     /// Takes up the stripes that have waited longest, with data of batches before `before`.

@@ -285,7 +285,7 @@ impl Array {
                 continue;
             }
             let range = |chunk| BadRange { stripe, chunk, rows: band.clone() };
-            lost.extend(each(verdict.lost & !self.moved_away(stripe)).map(range));
+            lost.extend(each(verdict.lost).map(range));
             slices.extend(self.contents(stripe, &probed, rows, &band, readable, verdict)?);
             written |= verdict.written;
         }

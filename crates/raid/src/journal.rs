@@ -69,9 +69,9 @@ const SHARE_BYTES_MIN: u64 = 8 << 10;
 const SHARE_BYTES_WANTED: u64 = 32 << 10;
 /// What is pending is kept in memory: at most so many times the bytes of a member's ring.
 const PENDING_PER_RING: u64 = 2;
-/// What the entries of one batch take there, at most: a page each, or less than twice their bytes.
-const BATCH_MEMORY_MAX: u64 = 2 * PAYLOAD_BYTES_MAX as u64;
-const _: () = assert!(BATCH_MEMORY_MAX >= (ENTRIES_MAX * memory_of(1)) as u64);
+/// What the entries of one batch take there, at most: some a page each, the others less than twice
+/// their bytes.
+const BATCH_MEMORY_MAX: u64 = 2 * PAYLOAD_BYTES_MAX as u64 + (ENTRIES_MAX * memory_of(1)) as u64;
 /// Batches that are written at the same time.
 const COMMITS_MAX: u32 = 8;
 const HEADER_BYTES: u64 = JournalBatch::BYTES;
@@ -227,6 +227,7 @@ impl Journal {
     async fn commit(self: Rc<Self>) {
         while !self.queue.borrow().is_empty() {
             let room = self.room_for_next().await;
+            let seen = self.changes();
             let mut taken = self.take_batch();
             if taken.is_empty() {
                 continue;
@@ -237,6 +238,7 @@ impl Journal {
                     None => {
                         // Another batch took the room meanwhile.
                         self.put_back(taken);
+                        self.changed_since(seen).await;
                         continue;
                     }
                 },
@@ -265,6 +267,9 @@ impl Journal {
         self.entered.set(self.entered.get().and(size));
         let written = self.write(&entries, sequence, hold).await;
         self.entered.set(self.entered.get().less(size));
+        if written.is_err() {
+            self.note_change();
+        }
         Some(written)
     }
 

@@ -29,6 +29,7 @@ use ashlar_reactor::range_lock::RangeLock;
 use ashlar_reactor::wait_list::WaitList;
 use smallvec::SmallVec;
 
+use crate::bad_set::BadRange;
 use crate::error::ArrayError;
 use crate::layout::{Layout, Positions};
 use crate::member::{Keeper, Member};
@@ -37,7 +38,7 @@ use crate::scrub_plan::ScrubMark;
 use crate::settings::Settings;
 use crate::view::View;
 use crate::witness::{Testimony, Witness};
-use crate::write_plan::each;
+use crate::write_plan::{bits, each};
 
 /// What an array is. Of this only its size changes while it runs (see `grow`).
 pub struct Identity {
@@ -101,6 +102,20 @@ impl Identity {
             Some(restripe) if stripe.0 >= restripe.cursor => restripe.old(layout),
             Some(_) | None => layout,
         }
+    }
+
+    /// Data chunks of the stripe that are not read there any more: they were moved to new stripes.
+    pub(crate) fn moved_away(&self, stripe: StripeIndex) -> Positions {
+        let layout = self.layout();
+        let Some(its) = self.restripe().filter(|its| stripe.0 >= its.cursor) else { return 0 };
+        let first = stripe.0 * u64::from(its.old(layout).data);
+        let moved = (its.cursor * u64::from(layout.data)).saturating_sub(first);
+        bits(0..u8::try_from(moved).unwrap_or(u8::MAX).min(its.old(layout).data))
+    }
+
+    /// Whether nothing is lost with these rows, since they are not read there any more.
+    pub(crate) fn is_moved(&self, rows: &BadRange) -> bool {
+        self.moved_away(rows.stripe) >> rows.chunk & 1 == 1
     }
 
     pub fn layout(&self) -> Layout {

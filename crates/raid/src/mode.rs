@@ -5,8 +5,8 @@
 //!      ▲──────────all in place, and the superblock says so durably─────────┘
 //! ```
 //!
-//! Which one it should be, `policy.rs` decides. Where not all can be put in place it stays
-//! `Journaled`, and that is tried again later.
+//! Which one it should be, `policy.rs` decides. It stays `Journaled` until most is in place: nobody
+//! waits for that; and where not all can be, which is tried again later.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -30,6 +30,8 @@ pub(crate) struct Modes {
     pub(crate) mode: Cell<Mode>,
     pub(crate) users: Cell<u64>,
     pub(crate) switching: Cell<bool>,
+    /// The journal is to be ended, and what is in it is put in place first, beside those who write.
+    pub(crate) ending: Cell<bool>,
     /// Why the journal could not be ended, and when that is tried again.
     pub(crate) not_ended: Cell<Option<(ArrayError, Instant)>>,
     pub(crate) changed: WaitList,

@@ -13,8 +13,7 @@ use crate::layout::Layout;
 use crate::members::Members;
 use crate::mode::{Mode, ModeGuard};
 
-/// A journal that could not be ended is tried again after this time: while that is tried, writes
-/// wait.
+/// A journal that could not be ended is tried again after this time.
 const ENDED_AGAIN_AFTER: Duration = Duration::from_secs(60);
 
 /// Whether an array goes through its journal, but for what is moved to new stripes. `degraded`:
@@ -51,6 +50,9 @@ impl Array {
             }
             let wanted = self.wanted_mode();
             if wanted == modes.mode.get() || self.stays_journaled() {
+                if wanted == Mode::Direct && modes.mode.get() == Mode::Journaled {
+                    self.end_later();
+                }
                 modes.users.set(modes.users.get() + 1);
                 let mode = modes.mode.get();
                 let guard = ModeGuard { reactor: self.reactor.clone(), modes: modes.clone(), mode };
@@ -58,31 +60,64 @@ impl Array {
                 self.members.settled().await?;
                 return Ok(guard);
             }
-            modes.switching.set(true);
-            modes.changed.until(&self.reactor, || modes.users.get() == 0).await;
-            let switched = match wanted {
-                Mode::Journaled => self.begin_journal().await,
-                Mode::Direct => self.end_journal().await,
-            };
-            if wanted == Mode::Direct {
-                let again_at = self.reactor.now().after(ENDED_AGAIN_AFTER);
-                modes.not_ended.set(switched.err().map(|error| (error, again_at)));
-            }
-            modes.switching.set(false);
-            modes.changed.wake_all(&self.reactor);
+            let switched = self.switch_to(wanted).await;
             if !self.stays_journaled() {
                 switched?;
             }
         }
     }
 
-    /// Whether writes go through a journal that could not be ended just now, since something cannot
-    /// be put in place: as long as it covers them, nobody has to hear of that.
-    fn stays_journaled(&self) -> bool {
+    /// Nobody else is about to.
+    async fn switch_to(self: &Rc<Self>, wanted: Mode) -> Result<(), ArrayError> {
+        let _pause = self.modes.pause(&self.reactor).await;
+        if wanted != self.wanted_mode() || wanted == self.modes.mode.get() {
+            return Ok(());
+        }
+        match wanted {
+            Mode::Journaled => self.begin_journal().await,
+            Mode::Direct => {
+                let ended = self.end_journal().await;
+                self.note_ended(ended);
+                ended
+            }
+        }
+    }
+
+    /// Whether it could not be ended just now.
+    fn is_not_ended(&self) -> bool {
         let waits = |(_, again_at)| self.reactor.now() < again_at;
-        let modes = &self.modes;
-        let is_covered = modes.mode.get() == Mode::Journaled && self.unsynced.count() == 0;
-        is_covered && modes.not_ended.get().is_some_and(waits)
+        self.modes.not_ended.get().is_some_and(waits)
+    }
+
+    fn note_ended(&self, ended: Result<(), ArrayError>) {
+        let again_at = self.reactor.now().after(ENDED_AGAIN_AFTER);
+        self.modes.not_ended.set(ended.err().map(|error| (error, again_at)));
+    }
+
+    /// Whether writes go through a journal that is to be ended, as long as it covers them: nobody
+    /// has to wait until most of what it holds is in place, or to hear that something cannot be.
+    fn stays_journaled(&self) -> bool {
+        let is_covered = self.modes.mode.get() == Mode::Journaled && self.unsynced.count() == 0;
+        is_covered && (self.is_not_ended() || self.journal_holds_much())
+    }
+
+    /// Ends the journal soon.
+    fn end_later(self: &Rc<Self>) {
+        if !self.is_not_ended() && !self.modes.ending.replace(true) {
+            self.reactor.spawn(self.clone().end_beside());
+        }
+    }
+
+    /// Ends the journal, while others write, but for the last of it.
+    async fn end_beside(self: Rc<Self>) {
+        if let Ok(_request) = self.admit_step().await {
+            match self.drain_most().await {
+                Ok(()) => drop(self.switch_to(Mode::Direct).await),
+                drained => self.note_ended(drained),
+            }
+        }
+        self.modes.ending.set(false);
+        self.modes.changed.wake_all(&self.reactor);
     }
 
     /// Says in the superblock that the journal covers every write. Nothing is under way.
@@ -139,9 +174,11 @@ impl Array {
         self.members.tell_all(tell).await?;
         // So that the change is complete when this returns.
         self.modes.not_ended.set(None);
-        let mode = self.enter_mode().await?;
-        match self.modes.not_ended.get() {
-            Some((error, _)) if mode.mode != self.wanted_mode() => Err(error.into()),
+        let modes = &self.modes;
+        drop(self.enter_mode().await?);
+        modes.changed.until(&self.reactor, || !modes.ending.get()).await;
+        match modes.not_ended.get() {
+            Some((error, _)) if modes.mode.get() != self.wanted_mode() => Err(error.into()),
             _ => Ok(()),
         }
     }

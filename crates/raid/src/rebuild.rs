@@ -34,8 +34,10 @@ use crate::rebuild_plan::{self, Standing};
 use crate::shift::Shift;
 use crate::write_plan::each;
 
-/// Between two superblocks that say how far it is.
+/// Between two superblocks that say how far it is; longer where to say so takes long, since all
+/// that guests have written by then has to be in place: it fills for so many times as long.
 const SAVE_PERIOD: Duration = Duration::from_secs(2);
+const FILLS_PER_SAVE: u32 = 8;
 /// After a rebuild has stopped.
 const RETRY_AFTER: Duration = Duration::from_secs(60);
 
@@ -137,7 +139,8 @@ impl Array {
             let mut failed = Vec::new();
             if let Some(filled) = waiting.iter().find(|target| self.is_filled(target)) {
                 let Ok(_request) = self.admit_step().await else { return };
-                let saved = self.save_rebuild(filled, MemberState::Trusted).await;
+                let saved = self.save_rebuild(filled, MemberState::Trusted);
+                let saved = shift.beside(saved).await;
                 failed.extend(saved.err().map(|why| (filled.clone(), why)));
             } else if let Some(leg) = self.next_leg(&waiting) {
                 self.fill_leg(&leg, &waiting, &given_up, &mut shift).await;
@@ -212,7 +215,7 @@ impl Array {
         given_up: &[Target],
         shift: &mut Shift<'_>,
     ) {
-        let (mut at, mut saved) = (leg.stripes.start, self.reactor.now());
+        let (mut at, mut save_at) = (leg.stripes.start, self.reactor.now().after(SAVE_PERIOD));
         while at < leg.stripes.end
             && leg.failed.borrow().is_empty()
             && (given_up.is_empty() || !self.jobs.rebuild_again.get())
@@ -222,11 +225,12 @@ impl Array {
                 leg.lanes.drained().await;
                 shift.rest().await;
             }
-            let Ok(request) = self.admit_step().await else { break };
-            if self.reactor.now().since(saved) >= SAVE_PERIOD {
-                self.save_leg(leg).await;
-                saved = self.reactor.now();
+            if self.reactor.now() >= save_at {
+                leg.lanes.drained().await;
+                let took = shift.beside(self.save_leg(leg)).await;
+                save_at = self.reactor.now().after(SAVE_PERIOD.max(took * FILLS_PER_SAVE));
             }
+            let Ok(request) = self.admit_step().await else { break };
             let stripes = self.next_stripes(leg, at);
             at = stripes.end;
             self.sync_before(leg, &stripes).await;
@@ -413,8 +417,11 @@ impl Array {
         Ok(chunks)
     }
 
-    /// Makes progress durable. What cannot be saved is filled again after a restart.
-    async fn save_leg(self: &Rc<Self>, leg: &Leg) {
+    /// Makes progress durable: how long that took. What cannot be saved is filled again after a
+    /// restart.
+    async fn save_leg(self: &Rc<Self>, leg: &Leg) -> Duration {
+        let began = self.reactor.now();
+        let Ok(_request) = self.admit_step().await else { return Duration::ZERO };
         for target in &leg.targets {
             let is_ahead = |member: &Member| member.filled.storable() != member.filled_flushed;
             let ahead = is_ahead(&self.members.list()[target.index.index()]);
@@ -422,6 +429,7 @@ impl Array {
                 leg.fail(target, why);
             }
         }
+        self.reactor.now().since(began)
     }
 
     /// Makes the member's progress (or its end) durable: its data first, then the superblock.
@@ -442,7 +450,12 @@ impl Array {
         // A ring that is larger than its journal is emptied, and nobody writes until it is trusted.
         let own = self.members.list()[target.index.index()].areas.journal.len;
         let shrinks = state == MemberState::Trusted && own < self.journal.ring_bytes();
-        let _pause = if shrinks { Some(self.modes.pause(&self.reactor).await) } else { None };
+        let _pause = if shrinks {
+            self.drain_most().await.map_err(|error| error.to_string())?;
+            Some(self.modes.pause(&self.reactor).await)
+        } else {
+            None
+        };
         // Batches that were written without the member are on fewer members than they should be
         // once another one may be lost again; and a replay would store what they say of its stripes
         // over what was rebuilt since.

@@ -131,8 +131,7 @@ impl Array {
 
     /// From here on there are more members, and no stripe has the new shape yet.
     async fn widen(self: &Rc<Self>, layout: Layout, new: Vec<Member>) -> Result<(), ChangeError> {
-        let _pause = self.modes.pause(&self.reactor).await;
-        self.drain_journal().await?;
+        let _pause = self.pause_drained().await?;
         // A scrub may have begun since, or a member been lost.
         self.may_widen()?;
         let old_data = self.layout().data;
@@ -179,6 +178,7 @@ impl Array {
             } else if shift.is_over() {
                 shift.rest().await;
             }
+            let drained = shift.beside(self.drain_as_step()).await;
             let Ok(request) = self.admit_step().await else { return };
             // Not both at a time.
             if rebuilds() {
@@ -186,10 +186,10 @@ impl Array {
             }
             self.moving.set(true);
             let end = self.moved_stripes(restripe);
-            let moved = if restripe.cursor < end {
-                self.move_window(restripe, end).await
-            } else {
-                self.end_restripe(end).await.map(|()| true)
+            let moved = match drained {
+                Ok(()) if restripe.cursor < end => self.move_window(restripe, end).await,
+                Ok(()) => self.end_restripe(end).await.map(|()| true),
+                Err(error) => Err(error),
             };
             self.moving.set(false);
             self.moved.wake_all(&self.reactor);
@@ -226,8 +226,6 @@ impl Array {
             self.make_written(StripeIndex(stripe)).await?;
         }
         drop(self.enter_mode().await?);
-        // Most of it before others have to wait.
-        self.drain_journal().await?;
         let bytes = window.start * stripe_bytes..window.end * stripe_bytes;
         let _addresses = self.address_lock.lock(bytes.clone(), Lock::Exclusive).await;
         let _pause = self.modes.pause(&self.reactor).await;
@@ -359,8 +357,7 @@ impl Array {
     /// All is moved: what is behind it was never written, and may be given out.
     async fn end_restripe(self: &Rc<Self>, end: u64) -> Result<(), ArrayError> {
         drop(self.enter_mode().await?);
-        let _pause = self.modes.pause(&self.reactor).await;
-        self.drain_journal().await?;
+        let _pause = self.pause_drained().await?;
         self.unplaced.remove_from(StripeIndex(0));
         let Some(restripe) = self.identity.restripe() else { return Ok(()) };
         let stripes = self.layout().stripes;

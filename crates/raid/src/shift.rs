@@ -44,6 +44,8 @@ pub(crate) struct Shift<'a> {
     array: &'a Array,
     working: Option<Working<'a>>,
     began: Instant,
+    /// Of the time since, what was not the job's.
+    beside: Duration,
     requests_before: u64,
 }
 
@@ -51,7 +53,8 @@ impl<'a> Shift<'a> {
     pub(crate) fn begin(array: &'a Array) -> Shift<'a> {
         array.hear_readers();
         let (began, requests_before) = (array.reactor.now(), array.pace.requests());
-        Shift { array, working: Some(Working::begin(array)), began, requests_before }
+        let working = Some(Working::begin(array));
+        Shift { array, working, began, beside: Duration::ZERO, requests_before }
     }
 
     /// Whether the job should let its work end and then `rest`.
@@ -87,6 +90,17 @@ impl<'a> Shift<'a> {
         *self = Shift::begin(self.array);
     }
 
+    /// Does what is no work of the job, however long that takes: it waits for what guests have
+    /// written, say. Nothing of the job is under way.
+    pub(crate) async fn beside<T>(&mut self, other: impl Future<Output = T>) -> T {
+        self.working = None;
+        let since = self.array.reactor.now();
+        let done = other.await;
+        self.beside += self.array.reactor.now().since(since);
+        self.working = Some(Working::begin(self.array));
+        done
+    }
+
     /// Stays away; then the next shift begins. Nothing of the job is under way.
     pub(crate) async fn rest(&mut self) {
         let active = self.lasts();
@@ -103,12 +117,12 @@ impl<'a> Shift<'a> {
     }
 
     fn lasts(&self) -> Duration {
-        self.array.reactor.now().since(self.began)
+        self.array.reactor.now().since(self.began) - self.beside
     }
 
     fn rest_after(&self, active: Duration) -> Duration {
         self.array.hear_readers();
-        let load = self.array.pace.load(self.lasts(), self.requests_before);
+        let load = self.array.pace.load(self.lasts() + self.beside, self.requests_before);
         rest(active, self.array.settings().rebuild_percent(), load)
     }
 }

@@ -16,7 +16,7 @@ use ashlar_raid::viewer::Viewer;
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::prng::Prng;
 
-use crate::modelled::{Guests, LATENCY, full_array, run};
+use crate::modelled::{Asks, Guests, LATENCY, full_array, run};
 
 const KINDS: [(Level, usize); 3] = [(Level::Raid5, 5), (Level::Raid6, 6), (Level::Raid1, 2)];
 const SLOW: usize = 1;
@@ -140,10 +140,11 @@ fn drives_that_are_all_alike_are_not_slow_for_others() {
 
 /// How long a scrub takes beside guests of the owner, or beside those of another.
 async fn scrub_beside(reactor: &Reactor, array: &Rc<Array>, elsewhere: bool) -> (u64, u64) {
-    let guests = (!elsewhere).then(|| Guests::start(reactor, array, 8, Duration::ZERO));
+    let guests =
+        (!elsewhere).then(|| Guests::start(reactor, array, (8, Asks::Reads), Duration::ZERO));
     let readers = elsewhere.then(|| Readers::start(reactor, array, 8, BLOCK));
     let reads = || {
-        let here = guests.as_ref().map(|its| its.reads.get());
+        let here = guests.as_ref().map(|its| its.done.get());
         here.or(readers.as_ref().map(|its| its.reads.get())).unwrap()
     };
     reactor.sleep(Duration::from_secs(1)).await;

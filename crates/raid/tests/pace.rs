@@ -7,12 +7,12 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
-use ashlar_format::array_superblock::Level;
+use ashlar_format::array_superblock::{Level, Policy};
 use ashlar_raid::array::Array;
 use ashlar_raid::settings::SettingsChange;
 use ashlar_raid::status::{Progress, ScrubState};
 
-use crate::modelled::{BYTES_PER_SECOND, Guests, LATENCY, full_array, rebuild, run};
+use crate::modelled::{Asks, BYTES_PER_SECOND, Guests, LATENCY, full_array, rebuild, run};
 
 fn share(percent: u8) -> SettingsChange {
     SettingsChange { rebuild_percent: Some(percent), ..SettingsChange::default() }
@@ -111,19 +111,66 @@ fn under_load_it_leaves_more_to_guests_and_ends() {
     run(|reactor| async move {
         let array = full_array(&reactor, (Level::Raid5, 5), share(60), |_| LATENCY).await;
         // Before, and then beside the rebuild.
-        let guests = Guests::start(&reactor, &array, 8, Duration::ZERO);
+        let guests = Guests::start(&reactor, &array, (8, Asks::Reads), Duration::ZERO);
         reactor.sleep(Duration::from_secs(1)).await;
-        let alone = guests.reads.take();
+        let alone = guests.done.take();
         let took = rebuild(&reactor, &array, &[2]).await;
         guests.stop();
         let ms = took.as_millis() as u64;
-        let beside = guests.reads.get() * 1000 / ms;
+        let beside = guests.done.get() * 1000 / ms;
         let full_ms = fill_ms(&array);
         println!("{ms} ms, {full_ms} at full speed; guests read {alone}, then {beside} a second");
         assert!(ms > full_ms * 100 / 60 * 3 / 2, "it did not give way: {ms} ms");
         // A tenth of 60 % is 6 %, of drives that guests use, too.
         assert!(ms < full_ms * 100 / 6 * 2, "it starved: {ms} ms");
         assert!(beside * 2 > alone, "guests were left {beside} reads a second of {alone}");
+        array.stop().await.unwrap();
+    });
+}
+
+/// How far a rebuild is durable is said only once all is in place that guests have written by then,
+/// which takes long where drives are slow. That is not the rebuild's time.
+#[test]
+fn a_rebuild_does_not_pay_for_what_guests_write() {
+    let took = |asks| {
+        let took = Rc::new(Cell::new(Duration::ZERO));
+        let taken = took.clone();
+        run(move |reactor| async move {
+            let slow = Duration::from_millis(20);
+            let array = full_array(&reactor, (Level::Raid5, 5), share(60), |_| slow).await;
+            let guests = Guests::start(&reactor, &array, (64, asks), Duration::ZERO);
+            reactor.sleep(Duration::from_secs(4)).await;
+            taken.set(rebuild(&reactor, &array, &[2]).await);
+            guests.stop();
+            array.stop().await.unwrap();
+        });
+        took.get()
+    };
+    let (reads, writes) = (took(Asks::Reads), took(Asks::Writes));
+    println!("{reads:?} beside guests that read, {writes:?} beside those that write");
+    // It has a tenth of its share at least, and loses little time to what is no work of its own.
+    assert!(writes < reads * 11, "{reads:?}, {writes:?}");
+}
+
+/// What the journal holds is put in place beside guests, and they wait for the rest of it only.
+#[test]
+fn guests_that_write_go_on_while_the_journal_is_ended() {
+    run(|reactor| async move {
+        let array = full_array(&reactor, (Level::Raid5, 5), share(60), |_| LATENCY).await;
+        let guests = Guests::start(&reactor, &array, (8, Asks::Writes), Duration::from_millis(1));
+        reactor.sleep(Duration::from_secs(3)).await;
+        guests.longest.take();
+        let began = reactor.now();
+        let pending = array.status().journal.pending_bytes;
+        array.set_policy(Policy::Bitmap).await.unwrap();
+        assert_eq!(array.status().journal.pending_bytes, 0);
+        let took = reactor.now().since(began);
+        // Who waited then is served.
+        reactor.sleep(took).await;
+        guests.stop();
+        let longest = guests.longest.get();
+        println!("{pending} bytes pending: {took:?}; the longest write {longest:?}");
+        assert!(longest * 4 < took, "{longest:?} of {took:?}");
         array.stop().await.unwrap();
     });
 }

@@ -27,7 +27,8 @@ const BLOCK: u64 = 4096;
 /// As many write at the same time: faster than it can be put in place.
 const WRITERS: u64 = 64;
 
-/// Writes `len` bytes of blocks of its own, here and there, until it cannot.
+/// Writes `len` bytes, here and there, until it cannot; `WRITERS` of one block have blocks of their
+/// own.
 async fn write_on(
     (reactor, array): (Reactor, Rc<Array>),
     blocks: Rc<RefCell<Blocks>>,
@@ -154,6 +155,33 @@ fn what_is_not_in_place_takes_no_more_memory_than_said() {
         }
         println!("{most} % of it; {bytes} bytes");
         assert!(most > 90, "{most} %: that is far from it");
+        for member in array.status().members {
+            member.drive.unwrap().pull();
+        }
+    });
+}
+
+/// Batches of small and large pieces wait for room as any: the memory that they take is known.
+#[test]
+fn what_is_small_and_what_is_large_get_room_together() {
+    run(|reactor| async move {
+        let kind = (Level::Raid5, 8);
+        let array = full_array(&reactor, kind, SettingsChange::default(), |_| LATENCY).await;
+        // As many small ones as a batch may have, and some that take nearly twice their bytes.
+        for writer in 0..16 * WRITERS {
+            let on = (reactor.clone(), array.clone());
+            let len = if writer % 13 == 0 { 36 << 10 } else { 512 };
+            reactor.spawn(write_on(on, Rc::default(), writer, len));
+        }
+        let mut most = 0;
+        for _ in 0..20_000 {
+            reactor.sleep(Duration::from_micros(50)).await;
+            let journal = array.status().journal;
+            let (memory, said) = (journal.pending_memory_bytes, journal.pending_memory_bytes_max);
+            assert!(memory <= said, "{journal:?}");
+            most = most.max(100 * memory / said);
+        }
+        println!("{most} % of it");
         for member in array.status().members {
             member.drive.unwrap().pull();
         }

@@ -134,7 +134,7 @@ impl Subject {
         self.replace(with.1).await;
         assert!(self.moved() < stripe, "it was moved meanwhile");
         while self.array.status().rebuild.is_some() {
-            self.reactor.sleep(Duration::from_millis(100)).await;
+            self.reactor.sleep(Duration::from_millis(1)).await;
         }
         assert_eq!(self.array.state(), ArrayState::Optimal);
     }
@@ -350,11 +350,14 @@ fn nothing_is_lost_with_the_part_of_a_stripe_that_was_moved_away() {
     run_unreadable(|reactor, unreadable| async move {
         let subject = Subject::restriping(&reactor, (Level::Raid5, 4, 1)).await;
         // Three data chunks became four.
-        let is_cut = || !(4 * subject.moved()).is_multiple_of(3);
-        while !is_cut() {
+        let is_cut = |moved: u64| !(4 * moved).is_multiple_of(3);
+        let (mut before, mut moved) = (0, subject.moved());
+        // And it rests.
+        while !is_cut(moved) || moved != before {
             reactor.sleep(Duration::from_millis(100)).await;
+            (before, moved) = (moved, subject.moved());
         }
-        let (moved, old) = (subject.moved(), Layout { data: 3, ..subject.array.layout() });
+        let old = Layout { data: 3, ..subject.array.layout() };
         let border = StripeIndex(4 * moved / 3);
         let with = (old.member_at(border, 0).0, old.member_at(border, 3).0);
         subject.rebuilt_without(&unreadable, with, border.0).await;

@@ -207,30 +207,52 @@ pub async fn rebuild(reactor: &Reactor, array: &Rc<Array>, members: &[u8]) -> Du
     reactor.now().since(began)
 }
 
-/// Random reads of 4 KiB by so many guests, until told to stop. How long they take is measured.
+/// Random reads or writes of 4 KiB by so many guests, until told to stop. How long they take is
+/// measured.
 pub struct Guests {
-    pub reads: Rc<Cell<u64>>,
+    pub done: Rc<Cell<u64>>,
     pub took: Rc<Cell<Duration>>,
+    pub longest: Rc<Cell<Duration>>,
     stop: Rc<Cell<bool>>,
 }
 
+#[derive(Clone, Copy)]
+pub enum Asks {
+    Reads,
+    Writes,
+}
+
 impl Guests {
-    pub fn start(reactor: &Reactor, array: &Rc<Array>, count: u64, pause: Duration) -> Guests {
-        let (reads, took, stop) = (Rc::default(), Rc::default(), Rc::default());
-        let guests = Guests { reads, took, stop };
+    pub fn start(
+        reactor: &Reactor,
+        array: &Rc<Array>,
+        (count, asks): (u64, Asks),
+        pause: Duration,
+    ) -> Guests {
+        let guests = Guests {
+            done: Rc::default(),
+            took: Rc::default(),
+            longest: Rc::default(),
+            stop: Rc::default(),
+        };
         for guest in 0..count {
             let (reactor, array) = (reactor.clone(), array.clone());
-            let (reads, took) = (guests.reads.clone(), guests.took.clone());
-            let stop = guests.stop.clone();
+            let (done, took) = (guests.done.clone(), guests.took.clone());
+            let (longest, stop) = (guests.longest.clone(), guests.stop.clone());
             reactor.clone().spawn(async move {
                 let mut prng = Prng::from_seed(guest);
                 let buffer = reactor.buffer(4096);
+                buffer.copy_from_slice(&[7; 4096]);
                 while !stop.get() {
                     let at = prng.below(array.capacity() / 4096) * 4096;
                     let began = reactor.now();
-                    array.read(at, buffer.clone().into()).await.unwrap();
-                    reads.set(reads.get() + 1);
+                    match asks {
+                        Asks::Reads => array.read(at, buffer.clone().into()).await.unwrap(),
+                        Asks::Writes => array.write(at, buffer.clone().into()).await.unwrap(),
+                    }
+                    done.set(done.get() + 1);
                     took.set(took.get() + reactor.now().since(began));
+                    longest.set(longest.get().max(reactor.now().since(began)));
                     reactor.sleep(pause).await;
                 }
             });
