@@ -45,7 +45,7 @@ use smallvec::SmallVec;
 use crate::budget::Budget;
 use crate::disk::Trouble;
 use crate::nvme_tcp::admin::Admin;
-use crate::nvme_tcp::branch::Branch;
+use crate::nvme_tcp::branch::{Branch, WATCH_EVERY};
 use crate::nvme_tcp::controller::Controller;
 use crate::nvme_tcp::identify::{QUEUE_ENTRIES_MAX, TRANSFER_BYTES_MAX};
 use crate::nvme_tcp::inbox::{CAPSULE_DATA_BYTES_MAX, CapsuleData, DataOf, Found, look};
@@ -75,6 +75,10 @@ const _: () = assert!(QUEUE_ENTRIES_MAX as u32 <= u128::BITS);
 pub(crate) const GO_ON_WITHIN: Duration = Duration::from_secs(30);
 /// So late a host may be with its sign of life, beyond what was agreed.
 const KEEP_ALIVE_GRACE: Duration = Duration::from_secs(1);
+/// After its keep-alive time a host that is silent has been given up by then: it was looked at. A
+/// new controller of it waits for what is under way.
+pub(crate) const QUIET_WITHIN: Duration =
+    Duration::from_millis((KEEP_ALIVE_GRACE.as_millis() + WATCH_EVERY.as_millis()) as u64);
 /// So long a host that has to go may take to fetch its last answers.
 const FAREWELL_WITHIN: Duration = Duration::from_secs(5);
 
@@ -377,7 +381,8 @@ impl Connection {
         }
         tracing::warn!(subsystem, host, queue = self.queue, %why, "a connection was ended");
         for namespace in self.branch.visible_to(host) {
-            let text = format!("the connection of {host} was ended: {why}");
+            // Hosts name themselves: what a terminal would obey is told by its number.
+            let text = format!("the connection of {host:?} was ended: {why}");
             namespace.disk.note(Trouble::Initiator(text));
         }
     }

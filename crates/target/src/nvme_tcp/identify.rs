@@ -6,6 +6,7 @@
 use ashlar_reactor::nvme::command::{COMMAND_BYTES, IDENTIFY_BYTES};
 use ashlar_reactor::nvme::fabrics::{nqn_field, padded};
 
+use crate::nvme_tcp::connection::QUIET_WITHIN;
 use crate::nvme_tcp::inbox::CAPSULE_DATA_BYTES_MAX;
 use crate::nvme_tcp::page::Page;
 
@@ -54,6 +55,8 @@ pub(crate) fn controller(facts: &ControllerFacts<'_>) -> [u8; IDENTIFY_BYTES] {
     // extended data. ELPE, from 0.
     page.u8(258, 3).u8(259, ASYNC_EVENTS_MAX - 1).u8(260, 0b011).u8(261, 0b110).u8(262, 0);
     page.u16(320, KEEP_ALIVE_UNITS);
+    // CQT: so long after the keep-alive time a host's former controller may still be in use.
+    page.u16(386, u16::try_from(QUIET_WITHIN.as_millis()).unwrap_or(u16::MAX));
     // SQES, CQES: 64 and 16 bytes, and nothing else. MAXCMD. NN.
     page.u8(512, 0x66).u8(513, 0x44).u16(514, QUEUE_ENTRIES_MAX);
     page.u32(516, if facts.discovery { 0 } else { NAMESPACES_MAX });
@@ -167,6 +170,8 @@ mod tests {
         assert_eq!(&page[768..768 + subsystem.len()], subsystem.as_bytes());
         // 64 bytes of command and 16 KiB: 1028 units of 16.
         assert_eq!(page[1792..1796], 1028_u32.to_le_bytes());
+        // A second late, and then looked at by the second.
+        assert_eq!(page[386..388], 2000_u16.to_le_bytes());
         let discovery = controller(&ControllerFacts { discovery: true, ..facts });
         assert_eq!((discovery[111], discovery[516]), (2, 0));
     }

@@ -28,8 +28,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::event::{EventfdFlags, eventfd};
 
+use crate::vhost::memory::REGIONS_MAX;
+
 /// Most mappings of all front ends: each look of the handler may look at all of them.
 const PLACES: usize = 4096;
+/// Most of one front end: requests under way keep those that it has given in exchange for others,
+/// and it must not take the places of all.
+const PLACES_OF_ONE: usize = 4 * REGIONS_MAX;
 /// Most bytes that are replaced at once: a kernel that counts all that might ever be used
 /// (`vm.overcommit_memory=2`) refuses a guest's whole memory. A multiple of every page size.
 const REPLACED_MAX: usize = 1 << 30;
@@ -146,9 +151,16 @@ impl Watched {
         assert!(len > 0 && page_bytes.is_power_of_two());
         catch()?;
         let _changing = CHANGING.lock().unwrap_or_else(PoisonError::into_inner);
+        let too_many = |most, whose| {
+            std::io::Error::other(format!("more than {most} regions of {whose} are in use"))
+        };
+        let own = Arc::as_ptr(alarm).cast_mut();
+        let is_own = |place: &&Place| place.alarm.load(Ordering::Relaxed) == own;
+        if TABLE.iter().filter(is_own).count() >= PLACES_OF_ONE {
+            return Err(too_many(PLACES_OF_ONE, "the front end"));
+        }
         let free = |place: &&Place| place.end.load(Ordering::Relaxed) == 0;
-        let too_many = || std::io::Error::other(format!("more than {PLACES} regions of guests"));
-        let place = TABLE.iter().find(free).ok_or_else(too_many)?;
+        let place = TABLE.iter().find(free).ok_or_else(|| too_many(PLACES, "guests"))?;
         let (start, alarm) = (start.addr(), alarm.clone());
         place.set(&Found { start, end: start + len, page_bytes, alarm: Arc::as_ptr(&alarm) });
         Ok(Watched { place, alarm })

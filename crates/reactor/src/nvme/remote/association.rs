@@ -28,6 +28,8 @@ use crate::nvme::fabrics::{
 
 /// How long the controller may hear nothing of us before it gives the association up (KATO).
 const KEEP_ALIVE: Duration = Duration::from_secs(3);
+/// Nor may it act for longer than this after it has heard the last of us: reads and writes wait.
+const LASTS_MAX: Duration = Duration::from_secs(60);
 /// How long it may take to let go of the association.
 const END_WITHIN: Duration = Duration::from_millis(500);
 /// How long a read or write of labels may take.
@@ -123,12 +125,15 @@ impl FabricsIdentity {
         }
     }
 
-    /// How long the controller may act after it has heard the last of us.
-    fn lasts(&self) -> Duration {
+    /// How long the controller may act after it has heard the last of us. An error: nobody would
+    /// wait for so long.
+    fn lasts(&self) -> Result<Duration, Trouble> {
         let unit = self.keep_alive_unit.max(Duration::from_millis(1)).as_millis();
         let units = KEEP_ALIVE.as_millis().div_ceil(unit);
         let kept = Duration::from_millis(u64::try_from(units * unit).unwrap_or(u64::MAX));
-        kept * if self.by_traffic { 2 } else { 1 } + self.quiesce
+        let lasts = kept * if self.by_traffic { 2 } else { 1 } + self.quiesce;
+        let endless = "it may go on for more than a minute after a connection was lost";
+        if lasts <= LASTS_MAX { Ok(lasts) } else { Err(Trouble::Unsuitable(endless)) }
     }
 }
 
@@ -176,7 +181,7 @@ impl Association {
         let queue = Connect { queue: 1, entries, no_flow_control: false, keep_alive_ms: 0 };
         join(&mut io, target, (&target.subsystem, admin.controller), queue)?;
         io.capsule_bytes = fabrics.capsule_bytes;
-        let lasts = fabrics.lasts();
+        let lasts = fabrics.lasts()?;
         Ok(Association { admin: admin.wire, io, identity, lasts, depth: entries - 1 })
     }
 
@@ -464,5 +469,28 @@ fn finish(answer: Completion, what: &'static str) -> Result<(), Trouble> {
     match answer.status.is_success() {
         true => Ok(()),
         false => Err(Trouble::Refused { what, status: answer.status }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_that_goes_on_for_minutes_is_not_waited_for() {
+        let lasts = |kas: u16, traffic: u32, cqt: u16| {
+            let mut page = [0; IDENTIFY_BYTES];
+            page[320..322].copy_from_slice(&kas.to_le_bytes());
+            page[96..100].copy_from_slice(&(traffic << 6).to_le_bytes());
+            page[386..388].copy_from_slice(&cqt.to_le_bytes());
+            let lasts = FabricsIdentity::decode(&page).lasts();
+            lasts.ok().map(|its| u32::try_from(its.as_millis()).unwrap())
+        };
+        assert_eq!(lasts(0, 0, 0), Some(3000));
+        assert_eq!(lasts(10, 0, 2000), Some(5000));
+        assert_eq!(lasts(100, 1, 0), Some(20_000));
+        assert_eq!(lasts(300, 1, 0), Some(60_000));
+        assert_eq!(lasts(300, 1, 1), None);
+        assert_eq!(lasts(u16::MAX, 0, 0), None);
     }
 }

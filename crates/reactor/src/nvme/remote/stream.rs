@@ -4,6 +4,8 @@
 //! Invariants:
 //! - data goes where the command wants it: what has come with its header is copied there, the rest
 //!   is received there;
+//! - data with a digest is received here, and copied once it is in the digest: where it goes may be
+//!   a guest's memory, which changes when the guest wants it to, and no drive is blamed for that;
 //! - what the kernel was told of stays in place until it has said what it did with it;
 //! - nothing that comes is believed before it was checked: it is a PDU or a [`Fault`].
 
@@ -63,7 +65,15 @@ pub(super) enum Pdu {
 struct Incoming {
     into: Buffers,
     at: usize,
-    has_digest: bool,
+    /// Of what has come; `None`: it has none.
+    digest: Option<DataDigest>,
+}
+
+impl Incoming {
+    /// Where the kernel may put the rest itself.
+    fn rest(&self) -> Option<Buffers> {
+        self.digest.is_none().then(|| self.into.slice(self.at..self.into.len()))
+    }
 }
 
 enum Awaited {
@@ -74,7 +84,7 @@ enum Awaited {
         len: usize,
     },
     Data(Incoming),
-    Digest(Buffers),
+    Digest(DataDigest),
 }
 
 pub(super) struct Inbox {
@@ -94,8 +104,7 @@ impl Inbox {
     /// Where the kernel may put what comes next.
     pub(super) fn room(&mut self, pieces: &mut Vec<libc::iovec>) {
         pieces.clear();
-        if let Awaited::Data(incoming) = &self.awaited {
-            let rest = incoming.into.slice(incoming.at..incoming.into.len());
+        if let Some(rest) = self.rest() {
             // Far more pieces than data has; and it is well to receive less.
             pieces.extend(rest.pieces().iter().take(PIECES_MAX).map(|piece| libc::iovec {
                 iov_base: piece.as_ptr().cast(),
@@ -121,14 +130,21 @@ impl Inbox {
     /// it becomes other memory (whoever mapped it sees to that, and to its guest), and the kernel
     /// finds that when it is asked again. False: nothing of that kind is awaited.
     pub(super) fn touch_data(&self) -> bool {
-        let Awaited::Data(incoming) = &self.awaited else { return false };
-        incoming.into.slice(incoming.at..incoming.into.len()).fill_zero();
-        true
+        let rest = self.rest();
+        rest.iter().for_each(Buffers::fill_zero);
+        rest.is_some()
+    }
+
+    fn rest(&self) -> Option<Buffers> {
+        let Awaited::Data(incoming) = &self.awaited else { return None };
+        incoming.rest()
     }
 
     /// The kernel has put `bytes` there.
     pub(super) fn came(&mut self, mut bytes: usize) {
-        if let Awaited::Data(incoming) = &mut self.awaited {
+        if let Awaited::Data(incoming) = &mut self.awaited
+            && incoming.digest.is_none()
+        {
             let its = bytes.min(incoming.into.len() - incoming.at);
             incoming.at += its;
             bytes -= its;
@@ -148,26 +164,24 @@ impl Inbox {
                     let range = incoming.at..incoming.at + here;
                     let from = &self.bytes[self.start..self.start + here];
                     incoming.into.slice(range).copy_from_slice(from);
+                    incoming.digest.iter_mut().for_each(|digest| digest.update(from));
                     incoming.at += here;
                     self.start += here;
                 }
                 if incoming.at < incoming.into.len() {
                     return Ok(None);
                 }
-                let (into, has_digest) = (std::mem::take(&mut incoming.into), incoming.has_digest);
-                if has_digest {
-                    self.awaited = Awaited::Digest(into);
+                if let Some(digest) = incoming.digest.take() {
+                    self.awaited = Awaited::Digest(digest);
                     return self.next();
                 }
                 self.awaited = Awaited::Header;
                 Ok(Some(Pdu::DataEnd { intact: true }))
             }
-            Awaited::Digest(into) => {
+            Awaited::Digest(digest) => {
                 let came = &self.bytes[self.start..self.end];
                 let Some(found) = came.first_chunk::<DIGEST_BYTES>() else { return Ok(None) };
-                let mut digest = DataDigest::default();
-                digest.update_with(into);
-                let intact = digest.finish() == u32::from_le_bytes(*found);
+                let intact = std::mem::take(digest).finish() == u32::from_le_bytes(*found);
                 self.start += DIGEST_BYTES;
                 self.awaited = Awaited::Header;
                 Ok(Some(Pdu::DataEnd { intact }))
@@ -181,7 +195,8 @@ impl Inbox {
             unreachable!("no data has begun");
         };
         assert!(into.len() == len, "room for {} of {len} bytes", into.len());
-        self.awaited = Awaited::Data(Incoming { into, at: 0, has_digest });
+        let digest = has_digest.then(DataDigest::default);
+        self.awaited = Awaited::Data(Incoming { into, at: 0, digest });
     }
 
     fn header(&mut self) -> Result<Option<Pdu>, Fault> {
@@ -340,7 +355,10 @@ impl Outbox {
 
 #[cfg(test)]
 mod tests {
+    use zerocopy::FromZeros;
+
     use super::*;
+    use crate::buffer::BufferPool;
 
     fn receive(inbox: &mut Inbox, bytes: &[u8]) -> Result<Option<Pdu>, Fault> {
         let mut pieces = Vec::new();
@@ -381,6 +399,47 @@ mod tests {
                     }
                 }
             }
+        }
+    }
+
+    /// A C2HData PDU with a digest, and what it says once all has come; `each`: when a part came.
+    fn digested(spoilt: Option<usize>, each: impl Fn(&Buffers)) -> Option<Pdu> {
+        const LEN: usize = 100 << 10;
+        let digests = Digests { header: false, data: true };
+        let shape = Shape::new(Kind::C2hData, LEN, 0, digests);
+        let mut bytes = SmallVec::<[u8; 128]>::from_elem(0, shape.data_at);
+        let len = u32::try_from(LEN).unwrap().into();
+        let header = Data { common: shape.common(0), len, ..Data::new_zeroed() };
+        shape.write_head(&header, &mut bytes);
+        let mut wire = bytes.to_vec();
+        wire.extend((0..LEN).map(|at| (at % 251) as u8));
+        let mut digest = DataDigest::default();
+        digest.update(&wire[shape.data_at..]);
+        wire.extend(digest.finish().to_le_bytes());
+        spoilt.into_iter().for_each(|at| wire[shape.data_at + at] ^= 1);
+
+        let mut inbox = Inbox::new(digests);
+        let into = Buffers::from(BufferPool::new().take(LEN));
+        let mut said = None;
+        for part in wire.chunks(1000) {
+            said = receive(&mut inbox, part).unwrap();
+            if matches!(said, Some(Pdu::Data { .. })) {
+                inbox.take(into.clone());
+                said = inbox.next().unwrap();
+            }
+            each(&into);
+        }
+        said
+    }
+
+    #[test]
+    fn a_digest_is_of_what_came_and_not_of_what_a_guest_made_of_it() {
+        let intact = |said| matches!(said, Some(Pdu::DataEnd { intact: true }));
+        assert!(intact(digested(None, |_| ())));
+        assert!(intact(digested(None, Buffers::fill_zero)));
+        for at in [0, 999, 50_000, (100 << 10) - 1] {
+            let said = digested(Some(at), |_| ());
+            assert!(matches!(said, Some(Pdu::DataEnd { intact: false })), "{at}: {said:?}");
         }
     }
 }

@@ -65,6 +65,21 @@ fn memfd(bytes: u64, flags: MemfdFlags) -> File {
 }
 
 #[test]
+fn one_front_end_does_not_take_the_places_of_all() {
+    let file = File::from(memfd_create("guest", MemfdFlags::CLOEXEC).unwrap());
+    file.set_len(4096).unwrap();
+    let (greedy, other) = (Alarm::new().unwrap(), Alarm::new().unwrap());
+    let mut its: Vec<Mapped> =
+        (0..PLACES_OF_ONE).map(|_| Mapped::new(&file, 4096, &greedy)).collect();
+    let more = Mapped::unwatched(&file);
+    let start = ptr::with_exposed_provenance_mut(more.start);
+    assert!(Watched::new(start, more.len, 4096, &greedy).is_err());
+    drop(Watched::new(start, more.len, 4096, &other).unwrap());
+    its.pop();
+    drop(Watched::new(start, more.len, 4096, &greedy).unwrap());
+}
+
+#[test]
 fn what_is_cut_off_is_zeroes_and_rings_its_own_alarm() {
     let (file, other) = (memfd(8 << 12, MemfdFlags::empty()), memfd(1 << 12, MemfdFlags::empty()));
     let (alarm, others) = (Alarm::new().unwrap(), Alarm::new().unwrap());
