@@ -412,7 +412,7 @@ mod tests {
         let header = Data { common: shape.common(0), len, ..Data::new_zeroed() };
         shape.write_head(&header, &mut bytes);
         let mut wire = bytes.to_vec();
-        wire.extend((0..LEN).map(|at| (at % 251) as u8));
+        wire.extend((0..LEN).map(|at| u8::try_from(at % 251).unwrap()));
         let mut digest = DataDigest::default();
         digest.update(&wire[shape.data_at..]);
         wire.extend(digest.finish().to_le_bytes());
