@@ -78,7 +78,7 @@ const KEEP_ALIVE_GRACE: Duration = Duration::from_secs(1);
 /// After its keep-alive time a host that is silent has been given up by then: it was looked at. A
 /// new controller of it waits for what is under way.
 pub(crate) const QUIET_WITHIN: Duration =
-    Duration::from_millis((KEEP_ALIVE_GRACE.as_millis() + WATCH_EVERY.as_millis()) as u64);
+    Duration::from_secs(KEEP_ALIVE_GRACE.as_secs() + WATCH_EVERY.as_secs());
 /// So long a host that has to go may take to fetch its last answers.
 const FAREWELL_WITHIN: Duration = Duration::from_secs(5);
 
