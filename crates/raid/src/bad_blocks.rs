@@ -267,7 +267,6 @@ impl BadBlocks {
     pub(crate) async fn settle(&self, added: u64) -> Result<(), ArrayError> {
         let is_later = |since: &Option<u64>| since.is_none_or(|since| since > added);
         self.unsettled.borrow_mut().retain(|_, since| is_later(since));
-        self.drop_moved();
         self.note_change();
         self.save().await
     }
@@ -275,21 +274,10 @@ impl BadBlocks {
     /// The same of one stripe, about which the journal holds nothing older.
     pub(crate) async fn settle_stripe(&self, stripe: StripeIndex) -> Result<(), ArrayError> {
         if self.unsettled.borrow_mut().remove(&stripe.0).is_some() {
-            self.drop_moved();
             self.note_change();
             self.save().await?;
         }
         Ok(())
-    }
-
-    /// What was moved to new stripes is in the list only until the parity beside it is settled.
-    fn drop_moved(&self) {
-        let (mut set, unsettled) = (self.set.borrow_mut(), self.unsettled.borrow());
-        let is_over = |range: &BadRange| !unsettled.contains_key(&range.stripe.0);
-        let moved = set.ranges().filter(|range| is_over(range) && self.identity.is_moved(range));
-        for BadRange { stripe, chunk, rows } in moved.collect::<Vec<_>>() {
-            set.remove(stripe, chunk, &rows);
-        }
     }
 
     /// New bytes stand there. In memory; `save` makes it durable.
@@ -308,8 +296,14 @@ impl BadBlocks {
 
     fn note_change(&self) {
         self.changes.set(self.changes.get() + 1);
-        let set = self.set.borrow();
-        self.unsettled.borrow_mut().retain(|stripe, _| !set.of(StripeIndex(*stripe)).is_empty());
+        let (mut set, mut unsettled) = (self.set.borrow_mut(), self.unsettled.borrow_mut());
+        // What was moved to new stripes is in the list only until the parity beside it is settled.
+        let is_over = |range: &BadRange| !unsettled.contains_key(&range.stripe.0);
+        let moved = set.ranges().filter(|range| is_over(range) && self.identity.is_moved(range));
+        for BadRange { stripe, chunk, rows } in moved.collect::<Vec<_>>() {
+            set.remove(stripe, chunk, &rows);
+        }
+        unsettled.retain(|stripe, _| !set.of(StripeIndex(*stripe)).is_empty());
     }
 
     /// At start: what was found is what holds from now on, whatever an absent member shows later.

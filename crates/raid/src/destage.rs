@@ -54,10 +54,12 @@ pub(crate) const AGE_MAX: Duration = Duration::from_secs(4);
 pub(crate) const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// Stripes that one round takes up.
 const STRIPES_PER_ROUND: usize = 32;
-/// Before all others wait until nothing is pending, it is put in place so often beside them.
+/// Before others have to wait until nothing is pending, it is put in place so often at most: what
+/// they write meanwhile is less each time.
 const DRAINS_BEFORE: u32 = 4;
-/// Or until no more than this part of the ring is left.
+/// More of the ring takes longer than they should wait: this part of it, or so many bytes.
 const MUCH_OF_RING: u64 = 16;
+const MUCH_BYTES: u64 = 1 << 20;
 /// Bands of them that take each step together: with one parity chunk their sums fit in one batch of
 /// the journal, and what is read of them in the CPU's cache.
 const BANDS_AT_ONCE: usize = ENTRIES_MAX;
@@ -194,7 +196,7 @@ impl Array {
 
     /// Whether to put it all in place takes longer than others can wait.
     pub(crate) fn journal_holds_much(&self) -> bool {
-        self.journal.used_bytes() > self.journal.ring_bytes() / MUCH_OF_RING
+        self.journal.used_bytes() > (self.journal.ring_bytes() / MUCH_OF_RING).min(MUCH_BYTES)
     }
 
     /// Keeps everyone from entering a mode, with nothing left in the journal.

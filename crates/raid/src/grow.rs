@@ -114,8 +114,7 @@ impl Array {
 
     /// Steps 2 to 5.
     async fn grow_to(self: &Rc<Self>, size: Size) -> Result<(), ArrayError> {
-        self.drain_most().await?;
-        let _pause = self.modes.pause(&self.reactor).await;
+        let _pause = self.pause_drained().await?;
         let _regions = loop {
             // What is pending is put in place region by region.
             self.drain_journal().await?;

@@ -267,9 +267,6 @@ impl Journal {
         self.entered.set(self.entered.get().and(size));
         let written = self.write(&entries, sequence, hold).await;
         self.entered.set(self.entered.get().less(size));
-        if written.is_err() {
-            self.note_change();
-        }
         Some(written)
     }
 

@@ -50,7 +50,7 @@ impl Array {
             }
             let wanted = self.wanted_mode();
             if wanted == modes.mode.get() || self.stays_journaled() {
-                if wanted == Mode::Direct && modes.mode.get() == Mode::Journaled {
+                if wanted != modes.mode.get() {
                     self.end_later();
                 }
                 modes.users.set(modes.users.get() + 1);
@@ -67,7 +67,7 @@ impl Array {
         }
     }
 
-    /// Nobody else is about to.
+    /// Who else switches is waited for, and what is wanted looked at again.
     async fn switch_to(self: &Rc<Self>, wanted: Mode) -> Result<(), ArrayError> {
         let _pause = self.modes.pause(&self.reactor).await;
         if wanted != self.wanted_mode() || wanted == self.modes.mode.get() {
@@ -98,7 +98,7 @@ impl Array {
     /// has to wait until most of what it holds is in place, or to hear that something cannot be.
     fn stays_journaled(&self) -> bool {
         let is_covered = self.modes.mode.get() == Mode::Journaled && self.unsynced.count() == 0;
-        is_covered && (self.is_not_ended() || self.journal_holds_much())
+        is_covered && (self.modes.not_ended.get().is_some() || self.journal_holds_much())
     }
 
     /// Ends the journal soon.
@@ -176,7 +176,8 @@ impl Array {
         self.modes.not_ended.set(None);
         let modes = &self.modes;
         drop(self.enter_mode().await?);
-        modes.changed.until(&self.reactor, || !modes.ending.get()).await;
+        let is_done = || !modes.ending.get() || modes.mode.get() == self.wanted_mode();
+        modes.changed.until(&self.reactor, is_done).await;
         match modes.not_ended.get() {
             Some((error, _)) if modes.mode.get() != self.wanted_mode() => Err(error.into()),
             _ => Ok(()),

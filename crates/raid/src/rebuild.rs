@@ -34,10 +34,10 @@ use crate::rebuild_plan::{self, Standing};
 use crate::shift::Shift;
 use crate::write_plan::each;
 
-/// Between two superblocks that say how far it is; longer where to say so takes long, since all
-/// that guests have written by then has to be in place: it fills for so many times as long.
+/// Between two superblocks that say how far it is.
 const SAVE_PERIOD: Duration = Duration::from_secs(2);
-const FILLS_PER_SAVE: u32 = 8;
+/// Or so many times what the last one took: all that guests had written had to be in place.
+const PERIOD_PER_SAVE: u32 = 8;
 /// After a rebuild has stopped.
 const RETRY_AFTER: Duration = Duration::from_secs(60);
 
@@ -227,8 +227,10 @@ impl Array {
             }
             if self.reactor.now() >= save_at {
                 leg.lanes.drained().await;
-                let took = shift.beside(self.save_leg(leg)).await;
-                save_at = self.reactor.now().after(SAVE_PERIOD.max(took * FILLS_PER_SAVE));
+                let began = self.reactor.now();
+                shift.beside(self.save_leg(leg)).await;
+                let now = self.reactor.now();
+                save_at = now.after(SAVE_PERIOD.max(now.since(began) * PERIOD_PER_SAVE));
             }
             let Ok(request) = self.admit_step().await else { break };
             let stripes = self.next_stripes(leg, at);
@@ -417,11 +419,9 @@ impl Array {
         Ok(chunks)
     }
 
-    /// Makes progress durable: how long that took. What cannot be saved is filled again after a
-    /// restart.
-    async fn save_leg(self: &Rc<Self>, leg: &Leg) -> Duration {
-        let began = self.reactor.now();
-        let Ok(_request) = self.admit_step().await else { return Duration::ZERO };
+    /// Makes progress durable. What cannot be saved is filled again after a restart.
+    async fn save_leg(self: &Rc<Self>, leg: &Leg) {
+        let Ok(_request) = self.admit_step().await else { return };
         for target in &leg.targets {
             let is_ahead = |member: &Member| member.filled.storable() != member.filled_flushed;
             let ahead = is_ahead(&self.members.list()[target.index.index()]);
@@ -429,7 +429,6 @@ impl Array {
                 leg.fail(target, why);
             }
         }
-        self.reactor.now().since(began)
     }
 
     /// Makes the member's progress (or its end) durable: its data first, then the superblock.
@@ -451,8 +450,7 @@ impl Array {
         let own = self.members.list()[target.index.index()].areas.journal.len;
         let shrinks = state == MemberState::Trusted && own < self.journal.ring_bytes();
         let _pause = if shrinks {
-            self.drain_most().await.map_err(|error| error.to_string())?;
-            Some(self.modes.pause(&self.reactor).await)
+            Some(self.pause_drained().await.map_err(|error| error.to_string())?)
         } else {
             None
         };

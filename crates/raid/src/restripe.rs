@@ -178,7 +178,10 @@ impl Array {
             } else if shift.is_over() {
                 shift.rest().await;
             }
-            let drained = shift.beside(self.drain_as_step()).await;
+            let drained = match self.journal_holds_much() {
+                true => shift.beside(self.drain_as_step()).await,
+                false => Ok(()),
+            };
             let Ok(request) = self.admit_step().await else { return };
             // Not both at a time.
             if rebuilds() {

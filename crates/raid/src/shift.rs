@@ -90,14 +90,12 @@ impl<'a> Shift<'a> {
         *self = Shift::begin(self.array);
     }
 
-    /// Does what is no work of the job, however long that takes: it waits for what guests have
-    /// written, say. Nothing of the job is under way.
+    /// Does what the job needs and is no work of its own: what guests have written is put in place,
+    /// say. It is not paid for, however long it takes. Nothing of the job is under way.
     pub(crate) async fn beside<T>(&mut self, other: impl Future<Output = T>) -> T {
-        self.working = None;
         let since = self.array.reactor.now();
         let done = other.await;
         self.beside += self.array.reactor.now().since(since);
-        self.working = Some(Working::begin(self.array));
         done
     }
 
@@ -116,13 +114,18 @@ impl<'a> Shift<'a> {
         *self = Shift::begin(self.array);
     }
 
+    /// How long it has worked, or after that stayed away.
     fn lasts(&self) -> Duration {
-        self.array.reactor.now().since(self.began) - self.beside
+        self.cycle().saturating_sub(self.beside)
+    }
+
+    fn cycle(&self) -> Duration {
+        self.array.reactor.now().since(self.began)
     }
 
     fn rest_after(&self, active: Duration) -> Duration {
         self.array.hear_readers();
-        let load = self.array.pace.load(self.lasts() + self.beside, self.requests_before);
+        let load = self.array.pace.load(self.cycle(), self.requests_before);
         rest(active, self.array.settings().rebuild_percent(), load)
     }
 }

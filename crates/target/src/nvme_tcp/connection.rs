@@ -75,10 +75,10 @@ const _: () = assert!(QUEUE_ENTRIES_MAX as u32 <= u128::BITS);
 pub(crate) const GO_ON_WITHIN: Duration = Duration::from_secs(30);
 /// So late a host may be with its sign of life, beyond what was agreed.
 const KEEP_ALIVE_GRACE: Duration = Duration::from_secs(1);
-/// After its keep-alive time a host that is silent has been given up by then: it was looked at. A
-/// new controller of it waits for what is under way.
+/// After its keep-alive time a host that is silent has been given up by then: it was looked at, not
+/// quite by the second. A new controller of it waits for what is under way.
 pub(crate) const QUIET_WITHIN: Duration =
-    Duration::from_secs(KEEP_ALIVE_GRACE.as_secs() + WATCH_EVERY.as_secs());
+    Duration::from_millis(500 + 1000 * (KEEP_ALIVE_GRACE.as_secs() + WATCH_EVERY.as_secs()));
 /// So long a host that has to go may take to fetch its last answers.
 const FAREWELL_WITHIN: Duration = Duration::from_secs(5);
 
