@@ -199,11 +199,8 @@ class Debts(unittest.TestCase):
             mock.patch.dict(os.environ, {"PATH": path}),
             mock.patch.object(ledger, "BLOCK", block),
             mock.patch.object(ledger, "POOLS", block),
-            mock.patch.object(ledger, "COMMAND_SECONDS_MAX", 1),
-            mock.patch.object(ledger, "GONE_SECONDS_MAX", 1),
         ):
-            patch.start()
-            self.addCleanup(patch.stop)
+            self.enterContext(patch)
         return called
 
     def test_only_the_array_of_that_uuid_is_stopped(self):
@@ -253,6 +250,8 @@ class Debts(unittest.TestCase):
 
     def test_what_hangs_is_told_and_not_waited_for(self):
         self.fake(ublk="exec sleep 100")
+        for limit in ("COMMAND_SECONDS_MAX", "GONE_SECONDS_MAX"):
+            self.enterContext(mock.patch.object(ledger, limit, 1))
         (self.home / "block" / "ublkb3").mkdir()
         self.ledger.owe("ublk", "ublkb3")
         began = time.monotonic()

@@ -50,13 +50,14 @@ class Silent:
 
 
 class MadeUpLoad:
-    """Runs for `seconds`, and has begun after `begins` of them."""
+    """Runs for `seconds`, or until `ends` says so, and has begun after `begins` seconds."""
 
     rate = None
 
-    def __init__(self, seconds: float, begins: float = 0.0, seconds_max: float = 30.0):
+    def __init__(self, seconds: float = 0.0, begins: float = 0.0, seconds_max: float = 30.0,
+                 ends=None):  # fmt: skip
         self.at, self.seconds, self.begins = time.monotonic(), seconds, begins
-        self.seconds_max = seconds_max
+        self.seconds_max, self.ends = seconds_max, ends
 
     @property
     def begun(self) -> bool:
@@ -64,7 +65,7 @@ class MadeUpLoad:
 
     @property
     def running(self) -> bool:
-        return time.monotonic() - self.at < self.seconds
+        return not self.ends() if self.ends else time.monotonic() - self.at < self.seconds
 
 
 class MadeUpSide:
@@ -111,7 +112,8 @@ WATCH = SimpleNamespace(error=None, samples=[])
 
 class Turns(unittest.TestCase):
     def test_a_drive_leaves_when_the_load_has_begun(self):
-        side, load = MadeUpSide(pull_seconds=0.3), MadeUpLoad(seconds=1.5, begins=0.6)
+        side = MadeUpSide(pull_seconds=0.3)
+        load = MadeUpLoad(begins=0.6, ends=lambda: side.out[0])  # however slow this machine is
         done = turn(side, load).see_through(DEGRADED, [load], WATCH)
         self.assertGreaterEqual(side.pulled_at - load.at, 0.6)
         (begun, what), (ended, after) = done
