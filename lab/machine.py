@@ -12,20 +12,17 @@ from pathlib import Path
 import psutil
 
 from demo.settings import memory_available
-from lab import guests, paths, schedule
+from lab import guests, paths
 from lab.host import drive_count
+from lab.loads.pgbench import database_bytes
 from lab.pinning import cpus_of
 from lab.results import DATE
 from lab.side import Side
-from lab.study import Study, Where
+from lab.study import State, Study, Where
 
 MEMORY_BYTES_MIN = 1 << 30  # for a database and its load, or for fio
 CLIENT_BYTES = 10 << 20  # of memory that a connection of PostgreSQL takes, generously
 GUEST_CLIENT_BYTES = 3 << 20  # the least that it takes: with less, the guest kills some
-SCALE_BYTES = 20 << 20  # on disk, of one unit of pgbench's scale, with what updates add
-WAL_BYTES = 1280 << 20  # PostgreSQL's max_wal_size, and some
-SMALL_WAL_BYTES = 384 << 20  # what a short load writes
-XFS_BYTES_MIN = 320 << 20
 FIO_BYTES_MIN = 64 << 20
 RESULT_BYTES = 512 << 20
 VERSIONS = {
@@ -194,6 +191,7 @@ def load_problems(study: Study) -> list[str]:
     found = []
     path = paths.programs()
     wanted = ["setpriv", "mkfs.xfs", "mountpoint"] if study.pgbench else ["fio"]
+    wanted += ["fio"] * bool(study.pgbench and State.REBUILDING in study.states)  # it fills disks
     fix = "run scripts/install.sh lab"
     found += [f"{name} is missing: {fix}" for name in wanted if not shutil.which(name, path=path)]
     if study.pgbench:
@@ -265,9 +263,7 @@ def size_problems(study: Study, disk_bytes: int) -> list[str]:
             f"the disks would have {max(0, disk_bytes) >> 20} MiB and fio takes "
             f"{FIO_BYTES_MIN >> 20}: say larger drives (--set drives.size=1G)"
         ]
-    wal = WAL_BYTES if schedule.seconds_of(study) > 30 else SMALL_WAL_BYTES
-    needed = max(XFS_BYTES_MIN, study.pgbench.scale * SCALE_BYTES + wal)
-    if disk_bytes >= needed:
+    if disk_bytes >= (needed := database_bytes(study.pgbench)):
         return []
     return [
         f"a database of scale {study.pgbench.scale} takes about {needed >> 20} MiB and the disks "

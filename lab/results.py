@@ -64,6 +64,7 @@ SECONDS = [
 
 DATE = "%Y-%m-%d %H:%M:%S %z"  # in machine.json
 STATED = "not measured, but stated by the study"  # in place of fio's command in raw.json
+FILLED = "written before the database"  # of a load's settings in sides.json; older runs have none
 SAID_AGAIN = ("--skip-missing", "--overwrite")
 
 

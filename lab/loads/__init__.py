@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Protocol
 
 from lab.results import Cell
-from lab.study import Study
+from lab.study import State, Study
 from lab.where import Seat
 
 
@@ -95,13 +95,15 @@ class Load(Protocol):
 
 
 def make(study: Study, seat: Seat) -> Load:
+    # Who skips what was never written would have nothing to rebuild: then all of it is written.
+    full = State.REBUILDING in study.states
     if study.pgbench:
         from lab.loads.pgbench import Pgbench
 
-        return Pgbench(seat, study.pgbench)
+        return Pgbench(seat, study.pgbench, full)
     from lab.loads.fio import Fio
 
-    return Fio(seat, study.fio)
+    return Fio(seat, study.fio, full)
 
 
 def wait_until(at: float) -> str:

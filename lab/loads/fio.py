@@ -1,6 +1,7 @@
 """fio with direct I/O and io_uring, on a block device or on a file of a side's own file system.
 
-All that is read has been written before: the disk is filled once for a side and repeat. A tenth of
+All that is read has been written before: the disk is filled once for a side and repeat, as a whole
+where arrays are to be rebuilt (`full`), also if patterns use a part of it. A tenth of
 it, at its end, is never measured but written with checksums, which are read after each cell: that
 an array answers fast is worth nothing if it answers wrong.
 """
@@ -32,8 +33,8 @@ MIB = 1 << 20
 
 
 class Fio:
-    def __init__(self, seat: Seat, asked: studies.Fio):
-        self.seat, self.place, self.asked = seat, seat.place, asked
+    def __init__(self, seat: Seat, asked: studies.Fio, full: bool = False):
+        self.seat, self.place, self.asked, self.full = seat, seat.place, asked, full
         self.home = places.scratch(self.place, seat.name)
         self.file = seat.disk.device or f"{seat.disk.directory}/fio"
         self.patterns = {pattern.name: pattern for pattern in asked.patterns}
@@ -43,27 +44,35 @@ class Fio:
         self.begun = False
         self.command = ""
         self.bytes = self.checked_bytes = 0  # that patterns use, and after them, that are checked
+        self.filled_bytes = 0
         self.fill_seconds = 0.0
 
     def prepare(self, say: Callable[[str], None]) -> None:
         began = time.monotonic()
         places.owe(self.place, "path", self.home)
         self.place.check(f"mkdir -p {self.home}")
-        size = self.size_bytes()
+        whole = self.whole_bytes()
+        size = min(whole, self.asked.size or whole) // MIB * MIB
         self.checked_bytes = min(CHECKED_BYTES_MAX, size // 10) // MIB * MIB
         self.bytes = (size - self.checked_bytes) // MIB * MIB
-        say(f"filling {size >> 20} MiB")
-        self.long(f"fio {self.job('fill')} --rw=write --bs=1M --iodepth=8 --size={self.bytes}")
+        self.filled_bytes = max(size, whole if self.full else 0)
+        say(f"filling {self.filled_bytes >> 20} MiB")
+        self.fill(0, self.bytes)
+        self.fill(size, self.filled_bytes - size)
         self.long(f"fio {self.check_job()} --rw=write --do_verify=0 --end_fsync=1")
         self.fill_seconds = time.monotonic() - began
 
-    def size_bytes(self) -> int:
+    def whole_bytes(self) -> int:
         """As large on every side, however large the device is."""
         whole = self.seat.disk.bytes
         if not self.seat.disk.directory:
             device = int(self.place.check(f"blockdev --getsize64 {self.file}"))
             whole = min(device, whole or device)
-        return min(whole, self.asked.size or whole) // MIB * MIB
+        return whole // MIB * MIB
+
+    def fill(self, offset: int, size: int) -> None:
+        if size:
+            self.long(f"fio {fill_words(self.file, offset, size)}")
 
     def job(self, name: str) -> str:
         return f"--name={name} --filename={self.file} {ENGINE}"
@@ -145,7 +154,7 @@ class Fio:
         return {
             "version": self.place.run("fio --version").text.strip(),
             "engine": ENGINE.replace("--", ""),
-            "filled": f"{(self.bytes + self.checked_bytes) >> 20} MiB, before anything is measured",
+            "filled": f"{self.filled_bytes >> 20} MiB, before anything is measured",
             "file": "a file of its own" if self.seat.disk.directory else "the block device itself",
         }
 
@@ -155,6 +164,14 @@ class Fio:
             self.load = None
         self.place.check(f"rm -rf {self.home}")
         places.settle(self.place, "path", self.home)
+
+
+def fill_words(file: str, offset: int, size: int) -> str:
+    """With what no drive and no file system makes smaller."""
+    return (
+        f"--name=fill --filename={file} {ENGINE} --rw=write --bs=1M --iodepth=8 "
+        f"--offset={offset} --size={size}"
+    )
 
 
 def words(pattern: Pattern) -> str:

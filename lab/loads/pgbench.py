@@ -1,5 +1,9 @@
 """PostgreSQL with pgbench, on an XFS of its own or on the file system that a side gives.
 
+Where arrays are to be rebuilt, the disk is written full before (`full`), and the file system is made
+without discard: who skips what was never written or was discarded would rebuild the database alone,
+in seconds. On a side's own file system, a file beside the database takes the room that is left.
+
 The database is filled once for a side and repeat, and is what it has become in all states after
 that: each side meets the same cells in the same order. Before each cell the small tables are
 vacuumed and a checkpoint is made, so that nobody pays for the cell before. Durability is
@@ -24,8 +28,9 @@ from pathlib import Path
 from lab import place as places
 from lab import study as studies
 from lab.loads import WHOLE, LoadError, Measured, wait_until
+from lab.loads.fio import fill_words
 from lab.place import Host, Running
-from lab.results import Cell
+from lab.results import FILLED, Cell
 from lab.where import Seat
 
 SCRIPTS = {"select-only": "-S", "simple-update": "-N", "tpcb-like": "-b tpcb-like"}
@@ -44,11 +49,16 @@ FILL_SECONDS_MAX = 6 * 3600
 LATE_SECONDS_MAX = 300  # for connections, and for what hangs while a drive is being given up
 CONNECT_FACTOR = 2  # of the time that connecting took: the machine may be busier in the cell
 CONNECTIONS_BESIDE = 20  # ours, and those that PostgreSQL keeps for itself
+SCALE_BYTES = 20 << 20  # on disk, of one unit of pgbench's scale, with what updates add
+WAL_BYTES = 1280 << 20  # PostgreSQL's max_wal_size, and some
+SMALL_WAL_BYTES = 384 << 20  # what a short load writes
+XFS_BYTES_MIN = 320 << 20
+MIB = 1 << 20
 
 
 class Pgbench:
-    def __init__(self, seat: Seat, asked: studies.Pgbench):
-        self.seat, self.place, self.asked = seat, seat.place, asked
+    def __init__(self, seat: Seat, asked: studies.Pgbench, full: bool = False):
+        self.seat, self.place, self.asked, self.full = seat, seat.place, asked, full
         self.home = f"/tmp/ashlar-lab-{places.TOKEN}-{seat.name}"
         self.logs = places.scratch(self.place, seat.name)
         self.root = seat.disk.directory or f"{self.home}/mount"
@@ -58,6 +68,7 @@ class Pgbench:
         self.cell: Cell | None = None
         self.rate: float | None = None
         self.fill_seconds = 0.0
+        self.filled_bytes = 0  # before the database was made
         self.clock_behind_seconds = 0.0
         self.before = (0, 0, 0, 0, 0)
         self.processed = 0
@@ -75,6 +86,8 @@ class Pgbench:
             f"rm -rf {self.logs} && mkdir -p {self.home}/mount && install -d -o {USER} {self.logs} "
             f"{self.home}/socket && chmod 755 {self.home}"
         )
+        if self.full:
+            self.fill_disk(say)
         say("file system")
         self.make_file_system()
         say("initdb")
@@ -90,13 +103,26 @@ class Pgbench:
         self.before = self.balances()
         self.fill_seconds = time.monotonic() - began
 
+    def fill_disk(self, say: Callable[[str], None]) -> None:
+        """As much as the disk has on every side, however large the device is."""
+        disk = self.seat.disk
+        file, size = disk.device, disk.bytes
+        if disk.directory:
+            file, size = f"{disk.directory}/filler", size - database_bytes(self.asked)
+        elif not size:
+            size = int(self.place.check(f"blockdev --getsize64 {disk.device}"))
+        self.filled_bytes = max(0, size) // MIB * MIB
+        if self.filled_bytes:
+            say(f"writing {self.filled_bytes >> 20} MiB, which are to be rebuilt")
+            self.check_long(f"exec fio {fill_words(file, 0, self.filled_bytes)} --end_fsync=1")
+
     def make_file_system(self) -> None:
         disk = self.seat.disk
         if disk.directory:
             return
         # as large on every side, however large the device is
         size = f"-d size={disk.bytes} " if disk.bytes else ""
-        self.place.check(f"mkfs.xfs -q -f {size}{disk.device}", timeout=600)
+        self.place.check(f"mkfs.xfs -q -f {'-K ' * self.full}{size}{disk.device}", timeout=600)
         places.mount(self.place, disk.device, self.root, "xfs")
         self.mounted = True
 
@@ -177,7 +203,7 @@ class Pgbench:
     def check_long(self, command: str) -> None:
         output = self.place.spawn(command).wait(FILL_SECONDS_MAX)
         if output.rc != 0:
-            raise LoadError(f"the database was not filled:\n{output.text[-800:]}")
+            raise LoadError(f"{self.seat.name} was not filled:\n{output.text[-800:]}")
 
     def sql(self, query: str, timeout: float = 600, database: str = DATABASE) -> str:
         """One value, or one row with | between its values."""
@@ -328,13 +354,21 @@ class Pgbench:
         file_system = "its own"
         if not self.seat.disk.directory:
             info = self.place.run(f"xfs_info {self.root}").text.strip()
-            file_system = f"XFS, with mkfs.xfs's defaults\n{info}"
+            but = ", but for -K: what was written is not discarded" * self.full
+            file_system = f"XFS, with mkfs.xfs's defaults{but}\n{info}"
         return {
             "version": version,
             "file system": file_system,
+            FILLED: self.filled(),
             **{name: value for name, value in self.options().items() if value},
             "all that is not PostgreSQL's default": self.as_found,
         }
+
+    def filled(self) -> str:
+        if not self.full:
+            return "nothing: no array is rebuilt"
+        where = "in a file beside it" if self.seat.disk.directory else "all of the disk"
+        return f"{self.filled_bytes >> 20} MiB, {where}, so that there is as much to rebuild"
 
     def close(self) -> None:
         try:
@@ -348,6 +382,12 @@ class Pgbench:
             self.place.check(f"rm -rf {self.logs} && rm -rf --one-file-system {self.home}")
             for directory in (self.logs, self.home):
                 places.settle(self.place, "path", directory)
+
+
+def database_bytes(asked: studies.Pgbench) -> int:
+    """That a disk needs for it."""
+    wal = WAL_BYTES if asked.warm_seconds + asked.seconds > 30 else SMALL_WAL_BYTES
+    return max(XFS_BYTES_MIN, asked.scale * SCALE_BYTES + wal)
 
 
 def settings_problems(place: Host, asked: studies.Pgbench) -> list[str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from lab import stats
 from lab.report.source import Source
-from lab.results import Cell
+from lab.results import FILLED, Cell
 from lab.stats import Figures, Spread, Summary
 from lab.study import Where
 
@@ -162,8 +162,26 @@ def verdict(source: Source) -> Iterator[Table]:
         clients = source.telling_clients(load, loads)
         title = source.title_of(load, loads)
         title += f": {clients} clients" if clients else ""
-        warning, beside = unread(source, load, summaries), bare_drives(source, load, loads)
-        yield Table(title, tuple(columns), tuple(rows), 2, beside, warning)
+        said = [bare_drives(source, load, loads), rebuilt_of(source) * rebuilds]
+        caption, warning = " ".join(filter(None, said)), unread(source, load, summaries)
+        yield Table(title, tuple(columns), tuple(rows), 2, caption, warning)
+
+
+def rebuilt_of(source: Source) -> str:
+    """What the percent is of: who skips what was never written may jump."""
+    said = "“Rebuilt”: of a drive's whole room in the array, as each side tells how far it is. "
+    loads = [source.sides.get(name, {}).get("load", {}) for name in source.names]
+    if source.is_fio or all(FILLED in its for its in loads):
+        return said + (
+            "All that the disks hold was written before, and has to be rebuilt on every side; what "
+            "no disk takes (a tenth of the smallest side's array, and what others' have more) was "
+            "not, and a side that knows it jumps over that part."
+        )
+    return said + (
+        "In this older run the disks were not written full before: a side that knows what was "
+        "never written (ashlar, btrfs, zfs) jumped over most of it and one that does not (mdraid) "
+        "went over all of it, so these figures are not to be compared."
+    )
 
 
 def bare_drives(source: Source, load: str, loads: int) -> str:

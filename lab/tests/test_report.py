@@ -16,7 +16,7 @@ from lab import report
 from lab.loads import fio as loads
 from lab.report import cautions, sheets, tables
 from lab.report.source import Source
-from lab.results import Results
+from lab.results import FILLED, Results
 from lab.tests import synthetic
 
 STUDY = """\
@@ -65,7 +65,7 @@ class InADirectory(unittest.TestCase):
 class Tables(InADirectory):
     def test_the_verdict_is_known_by_hand(self):
         [verdict] = tables.verdict(self.known())
-        self.assertEqual(verdict.title, "simple-update: 4 clients")
+        self.assertEqual((verdict.title, verdict.caption), ("simple-update: 4 clients", ""))
         self.assertEqual(
             verdict.columns,
             ("state", "side", "tps", "× mdraid", "of healthy", "mean ms", "p99 ms"),
@@ -383,6 +383,19 @@ class Cautions(InADirectory):
         [verdict] = tables.verdict(source)
         self.assertEqual(verdict.columns[-1], "rebuilt, % a minute")
         self.assertEqual([row[-1] for row in verdict.rows], ["–", "–", "–", "60.0"])
+
+    def test_what_was_rebuilt_is_said_to_be_of_what(self):
+        source = self.states("mdraid", [f"rebuilding {at}.0%" for at in range(100)])
+        [verdict] = tables.verdict(source)
+        self.assertIn("older run the disks were not written full", verdict.caption)
+
+        def written(sides: dict) -> None:
+            for its in sides.values():
+                its["load"][FILLED] = "640 MiB"
+
+        [verdict] = tables.verdict(self.change("sides.json", written))
+        self.assertIn("of a drive's whole room in the array", verdict.caption)
+        self.assertNotIn("older run", verdict.caption)
 
     def test_an_array_of_several_that_was_in_another_state_is_red(self):
         states = ["rebuilding 1.0% | rebuilding 1.0%"] * 40 + ["rebuilding 2.0% | healthy"] * 60

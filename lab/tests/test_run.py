@@ -19,7 +19,7 @@ from types import SimpleNamespace
 from unittest import mock
 
 from demo import child
-from lab import guests, main, place, states, window
+from lab import guests, loads, main, place, states, window
 from lab import run as runs
 from lab.ledger import Ledger
 from lab.loads import LoadError, fio, pgbench
@@ -506,11 +506,60 @@ class Disks(InDirectory):
     def test_loads_take_as_much_of_a_larger_device_as_of_others(self):
         there = Recorder(blockdev=str(900 * MIB))
         seat = Seat("host", there, Disk(device="/dev/x", bytes=640 * MIB))
-        self.assertEqual(Fio(seat, FioStudy.model_validate(FIO)).size_bytes(), 640 * MIB)
+        self.assertEqual(Fio(seat, FioStudy.model_validate(FIO)).whole_bytes(), 640 * MIB)
         with mock.patch.object(pgbench.places, "mount"):
             load = pgbench.Pgbench(seat, pgbench.studies.Pgbench())
             load.make_file_system()
         self.assertIn(f"mkfs.xfs -q -f -d size={640 * MIB} /dev/x", there.commands)
+
+    def prepared(self, states: list[str], disk: Disk, load: dict) -> tuple[str, dict]:
+        """What a load of a study with these states does before it is measured, and what it says."""
+        there, spawned = Recorder(blockdev=str(900 * MIB)), []
+        there.spawn = lambda command: spawned.append(command) or mock.Mock(
+            **{"wait.return_value": Output(0, b"")}
+        )
+        words = STUDY | {"fio": None, "states": states} | load
+        made = loads.make(Study.model_validate(words), Seat("host", there, disk))
+        with mock.patch.object(pgbench.places, "mount"):
+            for step in ("make_cluster", "start_server", "refuse_other_settings", "balances"):
+                self.enterContext(mock.patch.object(pgbench.Pgbench, step))
+            made.prepare(lambda what: None)
+        formats = [each for each in there.commands if each.startswith("mkfs.xfs")]
+        fills = [each for each in spawned if "--name=fill" in each]
+        return "\n".join(fills + formats), made.settings()
+
+    def test_what_is_to_be_rebuilt_has_been_written_and_is_not_discarded(self):
+        disk, load = Disk(device="/dev/x", bytes=640 * MIB), {"pgbench": {"scale": 1}}
+        told, its = self.prepared(["healthy", "rebuilding"], disk, load)
+        fill, made = told.splitlines()
+        self.assertRegex(fill, rf"^exec fio .*--filename=/dev/x .* --size={640 * MIB} ")
+        self.assertEqual(made, f"mkfs.xfs -q -f -K -d size={640 * MIB} /dev/x")
+        self.assertIn("640 MiB, all of the disk", its[pgbench.FILLED])
+        self.assertIn("but for -K", its["file system"])
+        told, its = self.prepared(["healthy", "degraded"], disk, load)
+        self.assertEqual(told, f"mkfs.xfs -q -f -d size={640 * MIB} /dev/x")
+        self.assertIn("nothing", its[pgbench.FILLED])
+        self.assertNotIn("-K", its["file system"])
+
+    def test_a_file_system_of_a_side_is_filled_beside_the_database(self):
+        disk = Disk(directory="/fs", bytes=4096 * MIB)
+        told, its = self.prepared(["rebuilding"], disk, {"pgbench": {"scale": 100}})
+        left = 4096 - 100 * 20 - 1280
+        self.assertRegex(told, rf"--filename=/fs/filler .* --size={left * MIB} ")
+        self.assertIn(f"{left} MiB, in a file beside it", its[pgbench.FILLED])
+        told, _ = self.prepared(["rebuilding"], disk, {"pgbench": {"scale": 200}})
+        self.assertEqual(told, "")  # the database takes all of it
+
+    def test_fio_writes_what_its_patterns_do_not_use_where_it_is_to_be_rebuilt(self):
+        disk, load = Disk(device="/dev/x", bytes=640 * MIB), {"fio": FIO | {"size": 100 * MIB}}
+        for states, bounds, filled in [
+            (["degraded"], [(0, 90)], 100),
+            (["rebuilding"], [(0, 90), (100, 540)], 640),
+        ]:
+            told, its = self.prepared(states, disk, load)
+            wanted = [f"--offset={at * MIB} --size={size * MIB}" for at, size in bounds]
+            self.assertEqual([each.split("--iodepth=8 ")[1] for each in told.splitlines()], wanted)
+            self.assertIn(f"{filled} MiB", its["filled"])
 
     def test_drives_are_written_before_they_are_measured(self):
         drives = []
