@@ -24,7 +24,7 @@ from lab.loads import LoadError
 from lab.results import Results, ResultsError, to_go_on
 from lab.run import Incomplete, Refusal, Run, RunError, Session
 from lab.side import SideError
-from lab.study import Study, StudyError
+from lab.study import Study, StudyError, Where
 
 REFUSED, USAGE, INTERRUPTED = 1, 2, 130
 FAILURES = (
@@ -35,6 +35,7 @@ EXAMPLES = """examples:
   ashlar-lab list
   ashlar-lab run postgres-host --quick              minutes: the whole chain, no figures of use
   ashlar-lab run postgres-host --sides ashlar,btrfs
+  ashlar-lab run postgres-vm --where guest          array and load both in one guest
   ashlar-lab run postgres-host --set drives.size=8G --set 'pgbench.clients=[10, 100]'
   ashlar-lab run --resume results/postgres-host-2026-01-31-1200
   ashlar-lab report results/postgres-host-2026-01-31-1200
@@ -127,6 +128,11 @@ def what_to_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--quick", action="store_true", help="check the whole chain in minutes, with less of all"
     )
+    parser.add_argument(
+        "--where", choices=list(map(str, Where)),
+        help="array and load there, without the words that the study has for another place: host, "
+        "both in one guest, or the load in machines of its own (vm)",
+    )  # fmt: skip
     parser.add_argument("--resume", type=Path, metavar="DIR", help="go on where a run was stopped")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where the results go")
     parser.add_argument(
@@ -202,14 +208,14 @@ def asked(words) -> tuple[Study, Path, str]:
     """The study, where its results go, and its text."""
     if words.resume:
         given = [words.study, words.quick, words.changes, words.sides, words.out, words.unequal]
-        if any(given):
+        if any([*given, words.where]):
             raise Usage("--resume goes on with what was asked before: give nothing else")
         return studies.as_run(words.resume / "study.json"), words.resume, ""
     if not words.study:
         raise Usage("say which study: `ashlar-lab list` shows them")
     path = paths.study_file(words.study)
     changes = [*words.changes, *(["unequal=true"] if words.unequal else [])]
-    study = studies.load(path, words.quick, changes)
+    study = studies.load(path, words.quick, changes, words.where and Where(words.where))
     if words.sides:
         study = studies.only(study, words.sides.split(","))
     study = study.model_copy(update={"drives": devices.identified(study.drives)})

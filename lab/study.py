@@ -262,10 +262,13 @@ class Study(Table):
         return self
 
 
-def load(path: Path, quick: bool = False, changes: Sequence[str] = ()) -> Study:
+def load(
+    path: Path, quick: bool = False, changes: Sequence[str] = (), where: Where | None = None
+) -> Study:
     """Reads a study; with `quick`, its table [quick] replaces what stands there too.
 
     `changes` are `key=value`, such as `drives.size=8G` or `side.ashlar.policy=bitmap`; they win.
+    With `where`, it is run there, without the words that it has for another place.
     """
     try:
         words = tomllib.loads(path.read_text())
@@ -279,20 +282,63 @@ def load(path: Path, quick: bool = False, changes: Sequence[str] = ()) -> Study:
     if not isinstance(shorter, dict):
         raise StudyError(f"{path}: `{QUICK}` is no table: write [{QUICK}]")
     try:
-        Study.model_validate(words)
-        Study.model_validate(shortened := merged(words, shorter))
-        chosen = shortened if quick else words
+        written = Study.model_validate(words)
+        short = Study.model_validate(shortened := merged(words, shorter))
+        refuse_useless(path, written, short)
+        chosen = moved(shortened if quick else words, where)
         for change in changes:
             chosen = changed(chosen, change)
         made = Study.model_validate(chosen)
     except ValidationError as error:
         raise StudyError("\n".join(f"{path}: {told(one)}" for one in error.errors())) from None
-    if found := [
-        *useless_of_sides(made), *useless_of_drives(made.drives), *useless_of_vms(made),
-        *useless_of_patterns(made),
-    ]:  # fmt: skip
-        raise StudyError("\n".join(f"{path}: {one}" for one in found))
+    refuse_useless(path, made)
     return made
+
+
+def moved(words: dict, where: Where | None) -> dict:
+    """The same study, whence `where` says: what does nothing there is dropped, and drives are of the
+    kind that is there."""
+    if where in (None, words["where"]):
+        return words
+    dropped = {"vm": [], "fio": [], "drives": [], "array": []}
+    if where != Where.VM:
+        dropped |= {"vm": ["count"], "fio": ["vms"]}
+    if where == Where.GUEST:
+        dropped |= {"drives": ["kind", *KIND_OF, "identities"], "array": ["count"]}
+    elif words.get("drives", {}).get("kind") == "nvme":
+        dropped |= {"drives": ["kind"]}
+    made = words | {"where": str(where)}
+    for table, its in dropped.items():
+        if table in words:
+            made[table] = without(words[table], its)
+    if where == Where.GUEST:
+        made["drives"] = made.get("drives", {}) | {"kind": "nvme"}
+    if where == Where.HOST:
+        made.pop("vm", None)
+    if where != Where.VM:  # which alone takes such an export
+        made["side"] = [
+            without(side, ["export"] if side.get("export") == "vhost-user-blk" else [])
+            for side in words["side"]
+        ]
+    return made
+
+
+def without(table: dict, words: Sequence[str]) -> dict:
+    return {word: value for word, value in table.items() if word not in words}
+
+
+def refuse_useless(path: Path, *several: Study) -> None:
+    """Also those of [quick], whether it is asked for or not."""
+    found = [
+        one
+        for study in several
+        for one in (
+            *useless_of_sides(study), *useless_of_drives(study.drives), *useless_of_vms(study),
+            *useless_of_patterns(study),
+        )
+    ]  # fmt: skip
+    if found:
+        raise StudyError("\n".join(f"{path}: {one}" for one in dict.fromkeys(found)))
 
 
 def useless_of_sides(study: Study) -> Iterator[str]:

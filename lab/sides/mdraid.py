@@ -80,7 +80,7 @@ class Mdraid:
         if self.place.run(f"{there} || modprobe -q {module} && [ -e /proc/mdstat ]").rc:
             return (
                 f"this kernel has no md of level {self.level} (modprobe {module} fails): boot one "
-                'that has, or compare in a guest (`where = "guest"`), or leave the side out'
+                'that has, or compare in a guest (--where guest), or leave the side out'
             )
         if places.programs_missing(self.place, "mdadm"):
             return "mdadm is missing: apt-get install mdadm"

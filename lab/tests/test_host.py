@@ -262,7 +262,9 @@ class OnHost(unittest.TestCase):
         said, _ = run.communicate(timeout=SECONDS_MAX)
         self.assertEqual(run.returncode, 1)
         self.assertIn("is not empty", said)
-        for words in (["run", "--nonsense"], ["run"], ["run", "x", "--resume", "y"], []):
+        for words in (["run", "--nonsense"], ["run"], ["run", "x", "--resume", "y"], [],
+                      ["run", "--where", "host", "--resume", "y"],
+                      ["check", "fio-vm", "--where", "there"]):  # fmt: skip
             usage = self.lab(*words)
             usage.communicate(timeout=SECONDS_MAX)
             self.assertEqual(usage.returncode, 2, words)

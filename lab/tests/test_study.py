@@ -45,15 +45,15 @@ class OnlyProtected:
 
 
 class Studies(unittest.TestCase):
-    def load(self, text: str, quick: bool = False, changes: tuple[str, ...] = ()):
+    def load(self, text: str, quick: bool = False, changes: tuple[str, ...] = (), where=None):
         with tempfile.TemporaryDirectory() as directory:
             path = Path(directory) / "mine.toml"
             path.write_text(text)
-            return study.load(path, quick, changes)
+            return study.load(path, quick, changes, where)
 
-    def refusal(self, text: str, changes: tuple[str, ...] = ()) -> str:
+    def refusal(self, text: str, changes: tuple[str, ...] = (), **how) -> str:
         with self.assertRaises(StudyError) as raised:
-            self.load(text, changes=changes)
+            self.load(text, changes=changes, **how)
         return str(raised.exception)
 
     def test_ours_are_right_in_full_and_quick(self):
@@ -62,6 +62,38 @@ class Studies(unittest.TestCase):
         for path in paths:
             with self.subTest(path.name):
                 self.assertLessEqual(study.load(path, quick=True).repeats, study.load(path).repeats)
+
+    def test_all_run_wherever_they_are_told_to(self):
+        for path in STUDIES.glob("*.toml"):
+            for where in study.Where:
+                for quick in (True, False):
+                    with self.subTest(f"{path.name}, {where}"):
+                        made = study.load(path, quick, where=where)
+                        self.assertEqual(made.where, where)
+                        self.assertEqual(made.drives.kind == "nvme", where == study.Where.GUEST)
+
+    def test_words_of_another_place_are_dropped_and_those_of_set_are_not(self):
+        text = FIO.replace("PATTERNS", '{name = "a", rw = "read"}') + \
+            "vms = [1, 2]\n[vm]\ncount = 4\ncpus = 3\n[array]\ncount = 2\n"  # fmt: skip
+        text = text.replace('"ashlar"', '"ashlar"\nexport = "vhost-user-blk"')
+        made = self.load(text, where=study.Where.GUEST)
+        self.assertEqual((made.vm.cpus, made.array.count, made.disks), (3, 1, 1))
+        self.assertEqual((made.fio.vms, made.side[0].export), ((1,), None))
+        made = self.load(text, where=study.Where.HOST)
+        self.assertEqual((made.array.count, made.disks), (2, 2))
+        self.assertEqual(made.vm.model_fields_set, set())
+        self.assertEqual(self.load(text, where=study.Where.VM), self.load(text))
+        for where, change in [("guest", "vm.count=2"), ("guest", "fio.vms=[1]"),
+                              ("host", "vm.cpus=2"), ("guest", "drives.iops=5")]:  # fmt: skip
+            said = self.refusal(text, (change,), where=study.Where(where))
+            self.assertIn(f"`{change.split('=')[0]}`", said)
+        models = GOOD + '[drives]\nkind = "model"\niops = 5\nmbps = 5\nsize = "1G"\n'
+        made = self.load(models, where=study.Where.GUEST)
+        self.assertEqual((made.drives.kind, made.drives.size), ("nvme", 1 << 30))
+
+    def test_words_of_quick_that_do_nothing_are_told_in_any_case(self):
+        said = self.refusal(GOOD + "[quick.vm]\ncpus = 1\n")
+        self.assertIn("`vm.cpus`: does nothing", said)
 
     def test_a_typo_is_told_with_what_was_meant(self):
         said = self.refusal(GOOD.replace("scale = 10", "scales = 10"))
