@@ -110,7 +110,8 @@ def cell(study: Study, server: Server, side, state: State, place: dict, transact
             notes = (*notes, "I/Os of a transaction are estimated, each commit by itself")
         load, size = of_transaction(geometry, server.drive, transaction), None
         limits = pgbench_limits(study, server, side, load, transaction, place["loads"])
-        limits |= clients_limit(server, geometry, transaction, place["loads"] * place["clients"])
+        commits, clients = place["load"] != "select-only", place["loads"] * place["clients"]
+        limits |= clients_limit(server, geometry, transaction, commits, clients)
     if state == State.REBUILDING:
         limits["drives"] *= 1 - REBUILD_SHARE
         notes = (*notes, f"the rebuild takes {REBUILD_SHARE:.0%} of the drives")
@@ -294,11 +295,11 @@ def pgbench_limits(
 
 
 def clients_limit(
-    server: Server, geometry: Geometry, transaction: Transaction, clients: int
+    server: Server, geometry: Geometry, transaction: Transaction, commits: bool, clients: int
 ) -> dict[str, float]:
-    """A client waits for each page that it reads, one after the other, and for its commit; pages
-    are written when nobody waits for them."""
-    commits = transaction.log_bytes > 0 or (transaction.measured and transaction.writes > 0)
+    """A client waits for each page that it reads, one after the other, and for its commit, if its
+    script has one; pages are written when nobody waits for them. (A run counts writes of a script
+    that only reads, too: what a checkpoint stores of the cell before.)"""
     hops = transaction.reads + (write_hops(geometry) if commits else 0)
     if not (hops and server.drive_latency_seconds):
         return {}

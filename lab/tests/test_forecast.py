@@ -217,6 +217,17 @@ class Transactions(unittest.TestCase):
         self.assertAlmostEqual(one.reads, 0.5)
         self.assertEqual((round(one.per_second), one.notes), (100_000, ()))
 
+    def test_who_only_reads_waits_for_no_commit(self):
+        """Though a run counts what a checkpoint of the cell before stored meanwhile."""
+        cells = [Cell(0, 0, "ashlar", "healthy", script, 10, 1, operations=100, array_reads=50,
+                      array_writes=1, array_read_bytes=50 * 8192, array_write_bytes=8192)
+                 for script in ("select-only", "simple-update")]  # fmt: skip
+        its, study = forecast.measured_transactions(cells), Study.model_validate(PGBENCH)
+        late = Server(DRIVE, drive_latency_seconds=0.001)
+        for load, hops in [("select-only", 0.5), ("simple-update", 1.5)]:
+            one = next(each for each in predict(study, late, its) if each.load == load)
+            self.assertAlmostEqual(one.limits["clients that wait"], 10 / (0.001 * hops))
+
 
     def test_measured_ones_are_kept_apart(self):
         cells = [
