@@ -118,7 +118,8 @@ class Cell:
     state_after: str = ""
     # Whether states tell one drive out from two: older runs have `degraded` for both.
     drives_out_told: bool = True
-    state_share: float | None = None  # of the measured seconds in which all arrays were in `state`
+    # of the measured seconds in which all arrays with a load were in `state`
+    state_share: float | None = None
     events: tuple[tuple[float, str], ...] = ()  # second, what happened: "drive d2 pulled"
     notes: tuple[str, ...] = ()  # what a reader must know of this one
 

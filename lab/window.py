@@ -18,28 +18,38 @@ def told_as(cell: Cell) -> set[str]:
     return {cell.state, State.DEGRADED} if alike else {cell.state}
 
 
+def loaded(cell: Cell, text: str) -> str:
+    """What those arrays are in that have a load: disks are dealt out to arrays in turn. The figure
+    says nothing of the others, of which a rebuild is over soon, since nobody holds it up."""
+    return states.together(text.split(states.BETWEEN)[: cell.loads])
+
+
 def share_as_wanted(cell: Cell, rows: list[dict]) -> float | None:
-    """Of the seconds that were measured, in how many every array was in the cell's state: a figure
-    is of all of them together."""
-    seconds = measured(cell, rows)
+    """Of the seconds that were measured, in how many every array with a load was in the cell's
+    state: a figure is of all of them together."""
+    seconds = [set(its) for its in kinds_of_loaded(cell, rows)]
     if not seconds:
         return None
     wanted = told_as(cell)
-    return sum(set(states.kinds(row["state"])) <= wanted for row in seconds) / len(seconds)
+    return sum(its <= wanted for its in seconds) / len(seconds)
 
 
 def share_of_each_array(cell: Cell, rows: list[dict]) -> list[float]:
     """The same of each by itself: which of them was not in it."""
-    seconds = [states.kinds(row["state"]) for row in measured(cell, rows)]
+    seconds = kinds_of_loaded(cell, rows)
     return [its.count(cell.state) / len(its) for its in zip(*seconds, strict=True)]
 
 
+def kinds_of_loaded(cell: Cell, rows: list[dict]) -> list[list[str]]:
+    return [states.kinds(loaded(cell, row["state"])) for row in measured(cell, rows)]
+
+
 def rebuilt_percent_a_minute(cell: Cell, rows: list[dict]) -> float | None:
-    """While all were rebuilding: how far they came, on average."""
+    """While all with a load were rebuilding: how far they came, on average."""
     seen = [
         (int(row["second"]), percent)
         for row in measured(cell, rows)
-        if (percent := states.percent(row["state"])) is not None
+        if (percent := states.percent(loaded(cell, row["state"]))) is not None
     ]
     if len(seen) < 2:
         return None

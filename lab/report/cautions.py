@@ -166,7 +166,8 @@ def not_in_state(source: Source):
     """A figure of a state is one only if the arrays were in it."""
     found, of_all = [], ""
     if source.study.array.count > 1:
-        of_all = " A second counts if all arrays were in the state; “Cell by cell” tells each."
+        of_all = " A second counts if all arrays with a load were in the state; “Cell by cell” "
+        of_all += "tells each."
     for one in source.summaries:
         shares = [source.share_as_wanted(each) for each in one.figures]
         least = min((share for share in shares if share is not None), default=1)

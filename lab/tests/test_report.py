@@ -402,7 +402,7 @@ class Cautions(InADirectory):
         source = self.states("mdraid", states, arrays=2)
         red = " ".join(self.red(source))
         self.assertIn("simple-update, 2 loads, rebuilding, 4 clients: mdraid 40%.", red)
-        self.assertIn("A second counts if all arrays were in the state", red)
+        self.assertIn("A second counts if all arrays with a load were in the state", red)
         said = dict(report.about(source))
         self.assertEqual(said["states"], "healthy, rebuilding: all 2 arrays at once")
 
