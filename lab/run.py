@@ -41,6 +41,7 @@ DISK_SHARE = 0.9  # of what the smallest array holds
 POLL_SECONDS = 0.2
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 WHOLE_SECONDS_MAX = 24 * 3600  # for a rebuild between two cells
+STILL_SECONDS_MAX = 600  # in which it did nothing: a tenth of a percent is seen
 
 
 class Refusal(Exception):
@@ -495,7 +496,8 @@ class Turn:
         found = []
         if share is not None and share < window.SHARE_ENOUGH:
             many = len(of_each) > 1
-            who = f"all {len(of_each)} arrays were" if many else "the array was"
+            loaded = " with a load" * (len(of_each) < self.arrays)
+            who = f"all {len(of_each)} arrays{loaded} were" if many else f"the array{loaded} was"
             each = f" (each by itself: {', '.join(f'{one:.0%}' for one in of_each)})" * many
             found.append(f"{who} {cell.state} in {share:.0%} of the measured seconds only{each}")
         if done and (late := max(at for at, _ in done) - began) > 0:
@@ -540,12 +542,19 @@ class Turn:
         self.wait_rebuilt(cell)
 
     def wait_rebuilt(self, cell: Cell) -> None:
-        """Until no array lacks more than what is out."""
-        deadline = time.monotonic() + WHOLE_SECONDS_MAX
-        wanted = states.without(len(self.out))
+        """Until no array lacks more than what is out, as long as that comes nearer."""
+        began = moved_at = time.monotonic()
+        wanted, before = states.without(len(self.out)), ""
         while not states.are_all(state := states.together(self.side.states()), wanted):
-            if states.FAILED in states.kinds(state) or time.monotonic() > deadline:
-                raise RunError(f"{self.side.name} did not become whole: it is {state}")
+            now, (before, last) = time.monotonic(), (state, before)
+            moved_at = now if state != last else moved_at
+            why = self.side.rebuild_error()
+            if not why and now - moved_at > STILL_SECONDS_MAX:
+                why = f"nothing has moved for {STILL_SECONDS_MAX} s"
+            over = states.FAILED in states.kinds(state) or now - began > WHOLE_SECONDS_MAX
+            if why or over:
+                because = f": {why}" * bool(why)
+                raise RunError(f"{self.side.name} did not become whole: it is {state}{because}")
             self.screen.now(f"{self.title}: {state} before {named(cell)}", again=True)
             time.sleep(POLL_SECONDS)
 

@@ -92,6 +92,10 @@ class Side(Protocol):
         """Of each array: healthy, degraded, degraded-twice, rebuilding 12.5%, waiting, failed (see
         `states.py`). A side without redundancy tells one, of all that it serves."""
 
+    def rebuild_error(self) -> str | None:
+        """Why a rebuild stopped before its end. None also of sides that do not say it, or say it
+        when states are asked for."""
+
     def counters(self) -> Counters | None:
         """Of all arrays; None where nobody counts what was asked."""
 

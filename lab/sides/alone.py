@@ -43,6 +43,9 @@ class Alone:
     def states(self) -> list[str]:
         return [State.HEALTHY]
 
+    def rebuild_error(self) -> str | None:
+        return None
+
     def pids(self) -> list[int]:
         return []
 

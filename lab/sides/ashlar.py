@@ -225,6 +225,12 @@ class Ashlar:
         self.shown = self.show_all()
         return [state(its) for its in self.shown]
 
+    def rebuild_error(self) -> str | None:
+        """Of one that stopped: where it goes on, it has given up some of what it had to do."""
+        its = self.shown or self.show_all()
+        said = [f"{one['name']}: {one['rebuild_error']}" for one in its if stopped(one)]
+        return "; ".join(said) or None
+
     def counters(self) -> Counters:
         """As they were when states were asked for: asking twice takes CPU time, much of it in an
         emulated guest."""
@@ -259,13 +265,17 @@ class Ashlar:
 
 def state(shown: dict) -> str:
     """Of an array, as `array list` has it."""
-    if shown["rebuild"]:
-        return states.rebuilding(shown["rebuild"]["percent"])
+    if its := shown["rebuild"]:  # whole percents would stand still for minutes
+        return states.rebuilding(100 * its["stripes_done"] / (its["stripes_total"] or 1))
     if shown["state"] not in ("optimal", "degraded"):
         return states.FAILED
     # one that is gone is trusted until it misses a write
     here = sum(its["present"] and its["state"] == "trusted" for its in shown["members"])
     return states.without(len(shown["members"]) - here)
+
+
+def stopped(shown: dict) -> bool:
+    return bool(shown["rebuild_error"]) and not shown["rebuild"]
 
 
 def program(place: Place, work: Path) -> str:

@@ -150,6 +150,9 @@ class Btrfs:
             del self.replacements[array]
         return states.without(len(self.out[array]))
 
+    def rebuild_error(self) -> str | None:
+        return None
+
     def counters(self) -> Counters | None:
         return None  # it counts what it asks of drives, not what it is asked
 

@@ -189,6 +189,9 @@ class Mdraid:
         files = f"{at}/array_state {at}/degraded {at}/sync_action {at}/sync_completed"
         return state(self.place.check(f"cat {files}"), self.study.array.parity)
 
+    def rebuild_error(self) -> str | None:
+        return None
+
     def counters(self) -> Counters | None:
         return self.blocks.counts([f"/dev/{name}" for name in self.arrays])
 

@@ -105,6 +105,9 @@ class Zfs:
         pools = map(self.pool, range(len(self.members)))
         return [state(self.place.check(f"zpool status {pool}")) for pool in pools]
 
+    def rebuild_error(self) -> str | None:
+        return None
+
     def counters(self) -> Counters | None:
         return None  # it counts what it asks of drives, not what it is asked
 

@@ -89,6 +89,9 @@ class MadeUpSide:
         self.filled[array] = 0
         self.done.append(f"replace {array} {member}")
 
+    def rebuild_error(self) -> str | None:
+        return None
+
     def states(self) -> list[str]:
         return [self.state(array) for array in range(len(self.out))]
 
@@ -128,10 +131,10 @@ class Turns(unittest.TestCase):
         self.assertLess(time.monotonic() - began, 10)
 
     def test_what_was_another_state_is_noted(self):
-        made = turn(MadeUpSide(), MadeUpLoad(0))
+        made = turn(MadeUpSide(arrays=2), MadeUpLoad(0))
         done = [(99.0, "drive 0 pulled"), (103.0, "drive 0 is out")]
         self.assertEqual(made.notes(DEGRADED, 1.0, [1.0], done, 103.5), [])
-        late, share = "over 1.0 s after", "the array was degraded in 80% of the measured"
+        late, share = "over 1.0 s after", "the array with a load was degraded in 80% of the measu"
         self.assertIn(late, " ".join(made.notes(DEGRADED, 1.0, [1.0], done, 102.0)))
         self.assertIn(share, " ".join(made.notes(DEGRADED, 0.8, [0.8], done, 103.5)))
         share = "all 2 arrays were degraded in 60% of the measured seconds only (each by itself: "
@@ -188,6 +191,23 @@ class SeveralArrays(unittest.TestCase):
         load.go_on.side_effect = lambda: self.side.done.append("go on")
         self.turn.loads = [load]
         self.assertEqual(self.go_to("degraded"), ["rest", "pull 0 0", "pull 1 0", "go on"])
+
+    def test_a_rebuild_that_stopped_or_stands_still_ends_the_wait(self):
+        self.go_to("degraded")
+        self.side.states = lambda: ["healthy", "degraded"]
+        self.side.rebuild_error = lambda: "a1: member 0, no room"
+        wrong = r"it is healthy \| degraded: a1: member 0, no room"
+        with self.assertRaisesRegex(runs.RunError, wrong):
+            self.go_to("healthy")
+        self.side.rebuild_error = lambda: None
+        moves = iter(range(30))  # one that moves is waited for
+        self.side.states = lambda: ["healthy", f"rebuilding {next(moves, 30)}.0%"]
+        began, still = time.monotonic(), mock.patch.object(runs, "STILL_SECONDS_MAX", 0.3)
+        with still, self.assertRaisesRegex(runs.RunError, r"rebuilding 30.0%: nothing has moved"):
+            self.turn.out.clear()
+            self.go_to("healthy")
+        self.assertEqual(next(moves, None), None)
+        self.assertLess(time.monotonic() - began, 4)  # of the five that it may take
 
     def test_one_that_fails_ends_the_wait(self):
         self.go_to("degraded")

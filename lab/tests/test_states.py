@@ -57,6 +57,17 @@ class Shares(unittest.TestCase):
         self.assertEqual(window.share_of_each_array(CELL, late), [1.0, 0.75])
         self.assertEqual(window.share_of_each_array(CELL, []), [])
 
+    def test_an_array_without_a_load_does_not_count(self):
+        one = replace(CELL, state="rebuilding", loads=1)
+        rows = seconds("rebuilding 1.0% | rebuilding 9.0%", "rebuilding 2.0% | healthy",
+                       "rebuilding 3.0% | healthy", "rebuilding 4.0% | healthy")  # fmt: skip
+        self.assertEqual(window.share_as_wanted(one, rows), 1.0)
+        self.assertEqual(window.share_of_each_array(one, rows), [1.0])
+        self.assertAlmostEqual(window.rebuilt_percent_a_minute(one, rows), 60)
+        self.assertEqual(window.share_as_wanted(replace(one, loads=2), rows), 0.25)
+        four = replace(one, loads=4)  # more loads than arrays
+        self.assertEqual(window.share_of_each_array(four, rows), [1.0, 0.25])
+
     def test_two_out_are_not_one_out(self):
         twice = replace(CELL, state="degraded-twice")
         rows = seconds(*["degraded-twice | degraded"] * 2, *["degraded-twice | degraded-twice"] * 2)
@@ -93,12 +104,14 @@ class Told(unittest.TestCase):
             ("optimal", [here] * 3, None, "healthy"),
             ("degraded", [here, here, gone], None, "degraded"),
             ("degraded", [stale, here, gone], None, "degraded-twice"),
-            ("degraded", [filled, here, here], 12, "rebuilding 12.0%"),
+            ("degraded", [filled, here, here], 12, "rebuilding 12.5%"),
             ("degraded", [filled, here, here], None, "degraded"),  # it is about to begin
             ("failed", [stale, stale, here], None, "failed"),
             ("unavailable", [], None, "failed"),
         ]:
-            rebuild = None if percent is None else {"percent": percent}
+            # of which a whole percent is `percent`, and a tenth of one is seen
+            rebuild = {"percent": percent, "stripes_done": 125, "stripes_total": 1000}
+            rebuild = None if percent is None else rebuild
             shown = {"state": state, "members": members, "rebuild": rebuild}
             self.assertEqual(ashlar.state(shown), wanted, shown)
 
@@ -193,6 +206,20 @@ class EveryArray(unittest.TestCase):
         self.assertEqual(side.states(), ["healthy", "degraded"])
         self.assertEqual(side.counters().reads, 3)
         self.assertEqual(len(side.place.commands), 1, side.place.commands)
+
+    def test_ashlar_tells_why_a_rebuild_stopped(self):
+        def listed(**of_a1: object) -> str:
+            its = {"state": "degraded", "members": [member()], "rebuild": None,
+                   "rebuild_error": None}  # fmt: skip
+            return json.dumps([its | {"name": "a0"}, its | {"name": "a1"} | of_a1])
+
+        side = self.side("ashlar", **{"array list -o json": listed()})
+        self.assertIsNone(side.rebuild_error())
+        side = self.side("ashlar", **{"array list -o json": listed(rebuild_error="member 1, x")})
+        side.states()
+        self.assertEqual(side.rebuild_error(), "a1: member 1, x")
+        goes_on = listed(rebuild_error="x", rebuild={"stripes_done": 1, "stripes_total": 2})
+        self.assertIsNone(self.side("ashlar", **{"array list -o json": goes_on}).rebuild_error())
 
     def test_ashlar_waits_for_every_array(self):
         whole = [{"name": "a0", "state": "optimal", "resync": None},
