@@ -203,9 +203,12 @@ class Vm:
     def boot_again_if_stuck(self) -> None:
         for _ in range(BOOTS_MAX - 1):
             deadline = self.launched + FIRST_PROGRAM_SECONDS_MAX
-            while self.running and time.monotonic() < deadline:
+            while self.running:
+                # also of one that is looked at late, as another was waited for first
                 if FIRST_PROGRAM in self.log.read_bytes()[self.log_begins :]:
                     return
+                if time.monotonic() > deadline:
+                    break
                 time.sleep(POLL_SECONDS)
             self.close()
             self.qemu = None

@@ -45,6 +45,7 @@ NOT_DEFAULT = (
 ROWS_OF_SCALE = 100_000  # accounts; 15 MB each with their index
 START_SECONDS_MAX = 120
 STOP_SECONDS_MAX = 60
+REST_SECONDS_MAX = 600  # what is dirty is stored before: gigabytes, on slow drives
 FILL_SECONDS_MAX = 6 * 3600
 LATE_SECONDS_MAX = 300  # for connections, and for what hangs while a drive is being given up
 CONNECT_FACTOR = 2  # of the time that connecting took: the machine may be busier in the cell
@@ -185,11 +186,12 @@ class Pgbench:
             if found != expected:
                 raise LoadError(f"PostgreSQL runs with {name} = {found} and not {expected}")
 
-    def stop_server(self) -> None:
+    def stop_server(self, signal: str, seconds: float) -> None:
+        """By SIGINT sessions are ended, and a checkpoint is made; by SIGQUIT it ends at once, as data
+        that nobody needs any more are not to be stored first."""
         if self.server is not None:
             server, self.server = self.server, None
-            # SIGINT is a fast shutdown: sessions are ended, and a checkpoint is made
-            if places.stop(server, "INT", STOP_SECONDS_MAX) is None:
+            if places.stop(server, signal, seconds) is None:
                 if pids := places.processes_in(self.place, self.data):
                     self.place.run(f"kill -KILL {' '.join(map(str, pids))}")
                 raise LoadError(f"PostgreSQL in {self.seat.name} did not stop and was killed")
@@ -333,7 +335,7 @@ class Pgbench:
         return tuple(map(int, row.split("|")))
 
     def rest(self) -> None:
-        self.stop_server()
+        self.stop_server("INT", REST_SECONDS_MAX)
         if self.mounted:
             places.unmount(self.place, self.root)
             self.mounted = False
@@ -374,7 +376,7 @@ class Pgbench:
         try:
             if self.load is not None:
                 places.stop(self.load)
-            self.stop_server()
+            self.stop_server("QUIT", STOP_SECONDS_MAX)
         finally:
             if self.mounted:
                 places.unmount(self.place, self.root)

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
+from demo import vm
 from demo.vm import Vm, VmError
 from lab import guest_disks, guests, in_vms, nvme, pinning
 from lab.ledger import Ledger
@@ -193,6 +194,20 @@ class Booting(unittest.TestCase):
         guest = self.booted("tcg", failures=guests.TRIES_MAX - 1)
         self.assertEqual(guest.panics, guests.TRIES_MAX - 1)
         self.assertEqual((guest.log.parent / "g.0.log").read_text(), "its last words")
+
+    def test_one_that_is_looked_at_late_has_booted_all_the_same(self):
+        with tempfile.NamedTemporaryFile() as log:
+            log.write(vm.FIRST_PROGRAM)
+            log.flush()
+            late = vm.Vm(SimpleNamespace(), accel="tcg", log=Path(log.name))
+            late.qemu = mock.Mock(**{"poll.return_value": None})
+            late.launched, late.log_begins = -vm.FIRST_PROGRAM_SECONDS_MAX, 0
+            with mock.patch.multiple(vm.Vm, launch=mock.DEFAULT, close=mock.DEFAULT) as its:
+                late.boot_again_if_stuck()
+                its["launch"].assert_not_called()
+                log.truncate(0)  # it has not
+                late.boot_again_if_stuck()
+                its["launch"].assert_called()
 
     def test_then_and_with_kvm_at_once_the_console_is_named(self):
         for accel, failures in (("tcg", guests.TRIES_MAX), ("kvm", 1)):

@@ -561,6 +561,15 @@ class Disks(InDirectory):
         self.assertIn("nothing", its[pgbench.FILLED])
         self.assertNotIn("-K", its["file system"])
 
+    def test_a_database_that_is_needed_no_more_is_not_stored_first(self):
+        load = pgbench.Pgbench(Seat("host", Recorder(), Disk(directory="/fs")),
+                               pgbench.studies.Pgbench())  # fmt: skip
+        for end, signal_, seconds in [(load.rest, "INT", 600), (load.close, "QUIT", 60)]:
+            load.server = server = mock.Mock()
+            end()
+            server.kill.assert_called_once_with(signal_)
+            server.wait.assert_called_once_with(seconds)
+
     def test_a_file_system_of_a_side_is_filled_beside_the_database(self):
         disk = Disk(directory="/fs", bytes=4096 * MIB)
         told, its = self.prepared(["rebuilding"], disk, {"pgbench": {"scale": 100}})
