@@ -46,7 +46,11 @@ class Guest:
         self.nvme: NvmeDrives | None = None
         self.panics = 0  # boots before this one
         self.cpu_threads: list[int] = []
-        self.slots: dict[str, int] = {}  # of drives, by the block device that they were last
+        self.were: dict[int, str] = {}  # the block device that a drive was when it went, by slot
+
+    @property
+    def emulated(self) -> bool:
+        return self.vm is not None and self.vm.accel == "tcg"
 
     # Commands
 
@@ -85,27 +89,27 @@ class Guest:
         number = self.number(device)
         if number is None:
             return False
+        self.were[number] = device
         self.host.write_down(f"{self.name}: device_del nvme{number} ({device})", None)
         self.nvme.unplug(self.vm, number)
         return True
 
     def plug(self, device: str) -> str:
-        """It may have another name than it had."""
-        number = self.slots.get(device)
-        if number not in (self.nvme.out if self.nvme else ()):
+        """It may have another name than it had: the kernel takes the first that is free. So one
+        that is in may be called as this one was, and so may another that is out. Of two such any
+        will do: they come back empty."""
+        out = sorted(self.nvme.out) if self.nvme else []
+        number = next((one for one in out if self.were.get(one) == device), None)
+        if number is None:
             return device
         self.host.write_down(f"{self.name}: device_add nvme{number}", None)
         self.nvme.plug(self.vm, number)
-        path = self.nvme.paths(self.vm)[number]
-        self.slots[path] = number
-        return path
+        return self.nvme.paths(self.vm)[number]
 
     def number(self, device: str) -> int | None:
-        if self.nvme is None:
-            return None
-        # those that are out keep the name by which they are put in again
-        self.slots |= {path: number for number, path in self.nvme.paths(self.vm).items()}
-        return self.slots.get(device)
+        """The slot of a drive that is in."""
+        its = self.nvme.paths(self.vm).items() if self.nvme else ()
+        return next((number for number, path in its if path == device), None)
 
     # From the host's side
 

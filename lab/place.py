@@ -53,6 +53,8 @@ class Place(Protocol):
     """This host, or a guest."""
 
     logs: str | None  # a directory for what loads write down; None: memory will do
+    # Whether its processors are made in software, and share those of this machine with all others.
+    emulated: bool
 
     def run(self, command: str, timeout: float = 60) -> Output: ...
 
@@ -78,6 +80,7 @@ class Host:
     """Commands on this machine. Each leads a session of its own, and none outlives us."""
 
     logs = None
+    emulated = False
 
     def __init__(self, owed: Ledger, trace: TextIO | None = None):
         self.ledger = owed

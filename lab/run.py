@@ -273,12 +273,14 @@ class Run:
         write_json(self.numbered("machine"), told)
         for changed in conditions.changes([*self.results.machines_used(), told]):
             self.screen.line(f"NOT AS THIS RUN WAS BEGUN, and the report says so: {changed}")
-        if self.study.raw and not (self.results.home / "raw.json").exists():
+        raw = self.results.home / "raw.json"
+        # of a call that measured nothing else, nobody knows whether its conditions were these
+        if self.study.raw and not (raw.exists() and self.results.cells):
             from lab.loads.fio import measure_drives
 
             self.screen.now("the drives themselves")
             measured = measure_drives(self.study, self.where, self.screen.now)
-            write_json(self.results.home / "raw.json", measured)
+            write_json(raw, measured)
 
     def numbered(self, name: str) -> Path:
         """A run that goes on says anew what the machine is: machine.json, machine-2.json, …"""
@@ -464,7 +466,7 @@ class Turn:
             watch.over.set()
         watch.stop()
         measured = [load.finish(directory) for load in active]
-        summary = loads.summary(measured)
+        summary = loads.summary(measured, any(load.seat.place.emulated for load in active))
         table = sampler.rows(watch.samples, summary)
         sampler.write(directory / "seconds.csv", table)
         cell = replace(cell, began=summary.began, seconds=round(summary.seconds, 3))

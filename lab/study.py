@@ -296,8 +296,8 @@ def load(
 
 
 def moved(words: dict, where: Where | None) -> dict:
-    """The same study, whence `where` says: what does nothing there is dropped, and drives are of the
-    kind that is there."""
+    """The same study, whence `where` says: what does nothing there is dropped, and drives are of
+    the kind that is there."""
     if where in (None, words["where"]):
         return words
     dropped = {"vm": [], "fio": [], "drives": [], "array": []}

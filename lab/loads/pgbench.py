@@ -1,8 +1,8 @@
 """PostgreSQL with pgbench, on an XFS of its own or on the file system that a side gives.
 
-Where arrays are to be rebuilt, the disk is written full before (`full`), and the file system is made
-without discard: who skips what was never written or was discarded would rebuild the database alone,
-in seconds. On a side's own file system, a file beside the database takes the room that is left.
+Where arrays are to be rebuilt, the disk is written full before (`full`), and the file system is
+made without discard: who skips what was never written or was discarded would rebuild the database
+alone, in seconds. On a side's own file system, a file beside the database takes what room is left.
 
 The database is filled once for a side and repeat, and is what it has become in all states after
 that: each side meets the same cells in the same order. Before each cell the small tables are
@@ -12,7 +12,8 @@ PostgreSQL's default, and data checksums are on; what a study sets otherwise is 
 pgbench runs once for a cell, warm-up included, and its own log of each transaction is kept whole.
 The load has begun when the first transaction did; what ended before the warm-up was over does not
 count, nor does what ended after the time. pgbench's own clock goes from before it has connected, so
-it is given the time to connect besides: twice what that took when it was tried.
+it is given the time to connect besides: twice what that took when it was tried, alone; where loads
+share processors and connect at once, times their number.
 """
 
 import contextlib
@@ -27,7 +28,7 @@ from pathlib import Path
 
 from lab import place as places
 from lab import study as studies
-from lab.loads import WHOLE, LoadError, Measured, wait_until
+from lab.loads import LoadError, Measured, missing_seconds_max, wait_until
 from lab.loads.fio import fill_words
 from lab.place import Host, Running
 from lab.results import FILLED, Cell
@@ -187,8 +188,8 @@ class Pgbench:
                 raise LoadError(f"PostgreSQL runs with {name} = {found} and not {expected}")
 
     def stop_server(self, signal: str, seconds: float) -> None:
-        """By SIGINT sessions are ended, and a checkpoint is made; by SIGQUIT it ends at once, as data
-        that nobody needs any more are not to be stored first."""
+        """By SIGINT sessions are ended, and a checkpoint is made; by SIGQUIT it ends at once: what
+        nobody needs any more is not to be stored first."""
         if self.server is not None:
             server, self.server = self.server, None
             if places.stop(server, signal, seconds) is None:
@@ -232,7 +233,9 @@ class Pgbench:
 
     def seconds(self, cell: Cell) -> int:
         """By pgbench's clock, which begins before it has connected."""
-        connect = math.ceil(CONNECT_FACTOR * self.connect_seconds.get(cell.clients, 0.0)) + 1
+        shared = self.place.emulated or isinstance(self.place, Host)
+        factor = CONNECT_FACTOR * (cell.loads if shared else 1)
+        connect = math.ceil(factor * self.connect_seconds.get(cell.clients, 0.0)) + 1
         return connect + self.asked.warm_seconds + self.asked.seconds
 
     def begin(self, cell: Cell, at: float = 0.0) -> None:
@@ -292,10 +295,12 @@ class Pgbench:
 
     def measured(self, log: Path, failed: int, text: str) -> Measured:
         began, ended, counts, sums = by_second(log, self.asked.warm_seconds)
-        seconds = window(began, ended, self.asked.seconds)
+        seconds = window(began, ended, self.asked.seconds, self.place.emulated)
         notes = ()
+        if self.asked.seconds - seconds > missing_seconds_max(self.asked.seconds, emulated=False):
+            notes = (f"{self.seat.name} was measured for {seconds:.1f} s of {self.asked.seconds}",)
         if self.share < 1:
-            notes = (f"one transaction in {1 / self.share:g} is in the log, chosen by pgbench",)
+            notes += (f"one transaction in {1 / self.share:g} is in the log, chosen by pgbench",)
             counts = {second: round(count / self.share) for second, count in counts.items()}
             sums = {second: value / self.share for second, value in sums.items()}
         if not isinstance(self.place, Host):
@@ -439,10 +444,10 @@ def lines(log: Path) -> Iterator[bytes]:
         yield from file
 
 
-def window(began: float, ended: float, asked_seconds: float) -> float:
+def window(began: float, ended: float, asked_seconds: float, emulated: bool) -> float:
     """The seconds that were measured: no rate is divided by seconds in which nothing ran."""
     seconds = min(asked_seconds, ended - began)
-    if seconds < WHOLE * asked_seconds:
+    if asked_seconds - seconds > missing_seconds_max(asked_seconds, emulated):
         raise LoadError(
             f"pgbench was measured for {max(0.0, seconds):.1f} s of {asked_seconds}: connecting "
             "took the rest, or the last transactions did not end; give it fewer clients or more "

@@ -125,21 +125,24 @@ class Guest(unittest.TestCase):
 
 
 class FakeNvme:
-    """Drives that come back by another name, as the kernel counts controllers."""
+    """Drives that come back by the first name that is free, as the kernel has it."""
 
     def __init__(self, count: int):
         self.names = {number: f"/dev/nvme{number}n1" for number in range(count)}
         self.out: set[int] = set()
 
     def paths(self, vm):
-        return {number: path for number, path in self.names.items() if number not in self.out}
+        return dict(self.names)
 
     def unplug(self, vm, number):
+        assert number not in self.out
         self.out.add(number)
+        del self.names[number]
 
     def plug(self, vm, number):
         self.out.remove(number)
-        self.names[number] = f"/dev/nvme{9 + number}n1"
+        free = (f"/dev/nvme{at}n1" for at in range(10))
+        self.names[number] = next(name for name in free if name not in self.names.values())
 
 
 class Hands(unittest.TestCase):
@@ -149,12 +152,27 @@ class Hands(unittest.TestCase):
         self.assertTrue(guest.unplug("/dev/nvme0n1"))
         self.assertTrue(guest.unplug("/dev/nvme1n1"))
         self.assertFalse(guest.unplug("/dev/md100"))
-        self.assertEqual(guest.plug("/dev/nvme0n1"), "/dev/nvme9n1")
-        self.assertEqual(guest.plug("/dev/nvme1n1"), "/dev/nvme10n1")
+        self.assertFalse(guest.unplug("/dev/nvme1n1"))  # it is out
+        # The one that comes back first has the name of the other, who is still out by it.
+        self.assertEqual(guest.plug("/dev/nvme1n1"), "/dev/nvme0n1")
+        self.assertEqual((guest.nvme.out, guest.nvme.names[1]), ({0}, "/dev/nvme0n1"))
+        self.assertEqual(guest.plug("/dev/nvme0n1"), "/dev/nvme1n1")
+        self.assertEqual((guest.nvme.out, guest.nvme.names[0]), (set(), "/dev/nvme1n1"))
         # One that was never out is where it is.
         self.assertEqual(guest.plug("/dev/nvme2n1"), "/dev/nvme2n1")
-        self.assertTrue(guest.unplug("/dev/nvme9n1"))
+        self.assertTrue(guest.unplug("/dev/nvme1n1"))
         self.assertEqual(guest.nvme.out, {0})
+
+    def test_two_that_went_by_one_name_both_come_back(self):
+        guest = guests.Guest("g", SimpleNamespace(write_down=lambda *_: None))
+        guest.nvme = FakeNvme(2)
+        for device in ("/dev/nvme0n1", "/dev/nvme1n1"):
+            self.assertTrue(guest.unplug(device))
+        self.assertEqual(guest.plug("/dev/nvme1n1"), "/dev/nvme0n1")
+        self.assertTrue(guest.unplug("/dev/nvme0n1"))
+        found = {guest.plug("/dev/nvme0n1") for _ in range(2)}
+        self.assertEqual(found, {"/dev/nvme0n1", "/dev/nvme1n1"})
+        self.assertEqual(guest.nvme.out, set())
 
 
 class FakeVm:

@@ -10,6 +10,7 @@ import tempfile
 import time
 import unittest
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 from lab import sampler
@@ -110,11 +111,27 @@ class Logs(unittest.TestCase):
         self.assertAlmostEqual(sums[0], 6.0)
 
     def test_seconds_in_which_nothing_ran_are_not_measured(self):
-        self.assertEqual(pgbench.window(101.0, 112.0, 10), 10)
-        self.assertEqual(pgbench.window(101.0, 110.75, 10), 9.75)
+        self.assertEqual(pgbench.window(101.0, 112.0, 10, False), 10)
+        self.assertEqual(pgbench.window(101.0, 110.75, 10, False), 9.75)
         for ended in (104.0, 99.0):  # slow to connect
             with self.assertRaises(LoadError):
-                pgbench.window(101.0, ended, 10)
+                pgbench.window(101.0, ended, 10, False)
+
+    def test_what_is_emulated_may_begin_late_and_the_note_says_it(self):
+        self.assertEqual(pgbench.window(101.0, 106.0, 10, True), 5)
+        for ended, asked in [(105.9, 10), (155.0, 60), (103.4, 5)]:
+            with self.assertRaises(LoadError):
+                pgbench.window(101.0, ended, asked, True)
+        one, two = (Measured(began, 5.0, {0: 5}, {}) for began in (100.0, 102.4))
+        with self.assertRaisesRegex(LoadError, "measured together"):
+            summary([one, two])
+        both = summary([one, two], emulated=True)
+        self.assertEqual(both.notes, ("2 loads were measured together for 2.6 s of 5.0: one was "
+                                      "late",))  # fmt: skip
+        self.assertAlmostEqual(both.seconds, 2.6)
+        with self.assertRaisesRegex(LoadError, "measured together"):
+            summary([one, Measured(102.6, 5.0, {0: 5}, {})], emulated=True)
+        self.assertEqual(summary([one, one], emulated=True).notes, ())
 
     def test_time_to_connect_is_given_besides(self):
         place = Host(Ledger(Path("/nowhere")))
@@ -123,6 +140,12 @@ class Logs(unittest.TestCase):
         load = pgbench.Pgbench(seat, PgbenchStudy(seconds=60, warm_seconds=5, clients=(100,)))
         load.connect_seconds = {100: 7.2}
         self.assertEqual(load.seconds(Cell(0, 0, "s", "healthy", "tpcb-like", 100, 1)), 81)
+        # two that connect at once on the same processors
+        both = Cell(0, 0, "s", "healthy", "tpcb-like", 100, 2)
+        self.assertEqual(load.seconds(both), 95)
+        for emulated, seconds in [(False, 81), (True, 95)]:
+            load.place = SimpleNamespace(emulated=emulated)  # a guest
+            self.assertEqual(load.seconds(both), seconds)
 
     def test_a_log_without_a_transaction_is_refused(self):
         with self.assertRaises(LoadError):
