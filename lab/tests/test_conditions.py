@@ -125,6 +125,21 @@ class GoingOn(unittest.TestCase):
             run.begin()
         run.where.start.assert_not_called()
 
+    def test_bare_drives_are_measured_by_a_call_that_measured_a_cell(self):
+        """What an earlier one left may have come about under other conditions, of which no figure
+        tells."""
+        self.enterContext(mock.patch.dict(STUDY.__dict__, raw=True))
+        raw = self.home / "raw.json"
+        for done, wanted in [((), "first"), ((), "second"), (("btrfs",), "second")]:
+            with mock.patch("lab.loads.fio.measure_drives", return_value=wanted) as measured:
+                run = self.prepared(*done)
+                run.where.settings.return_value = {}
+                run.screen = mock.Mock()
+                with run.cleanup:
+                    run.begin()
+            self.assertEqual(json.loads(raw.read_text()), wanted)
+            self.assertEqual(measured.called, not done)
+
     def test_disks_stay_as_large_as_they_were(self):
         self.assertEqual(self.prepared().disk_bytes, [900 * MIB])
         self.was(disk_bytes=[500 * MIB])
