@@ -14,7 +14,7 @@ from pathlib import Path
 
 from lab import ledger
 from lab.results import Results
-from lab.tests.test_studies import ashlar_lab, resumed
+from lab.tests.test_studies import ashlar_lab, resumed, was_in_its_state
 
 US_PER_S = 1_000_000
 CHECKOUT = Path(__file__).parents[2]
@@ -39,6 +39,7 @@ class GuestStudy(unittest.TestCase):
             for cell in results.cells:
                 self.assertEqual(cell.failed, 0)
                 self.assertEqual(cell.state_after, cell.state)
+                self.assertTrue(was_in_its_state(cell), cell)
                 self.assertEqual(cell.operations, self.ended_in_time(results, cell))
                 pulled = [what for _, what in cell.events if "pulled" in what]
                 self.assertEqual(len(pulled), cell.state == "degraded")
