@@ -16,6 +16,7 @@ more, and the report says so:
 import math
 import re
 import secrets
+from collections import Counter
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -62,6 +63,7 @@ class Mdraid:
         self.members: list[list[Drive]] = []
         self.spares: list[Drive] = []
         self.arrays: list[str] = []  # names of block devices
+        self.lost: Counter[int] = Counter()  # by array, drives that are out
         self.commands: list[str] = []
         self.tuned: dict[str, int] = {}
 
@@ -165,8 +167,11 @@ class Mdraid:
                 f"tries=100; until mdadm /dev/{name} --remove {device}; do "
                 "tries=$((tries - 1)); [ $tries -gt 0 ] || exit 1; sleep 0.1; done"
             )
-        if (its := self.state_of(name)) == State.HEALTHY:
-            raise SideError(f"{name} lost {device} and is {its}")
+        self.lost[array] += 1
+        if (out := drives_out(self.told_of(name))) < self.lost[array]:
+            raise SideError(
+                f"{name} lost {device}, and has noticed {out} of {self.lost[array]} that are out"
+            )
 
     def replace(self, array: int, member: int) -> None:
         new, old = self.spares.pop(0), self.members[array][member]
@@ -174,6 +179,7 @@ class Mdraid:
         self.told(f"mdadm --zero-superblock --force {device} 2>/dev/null || true")
         self.told(f"mdadm /dev/{self.arrays[array]} --add {device}")
         self.members[array][member] = new
+        self.lost[array] -= 1
         # It comes back by another name, perhaps.
         again = replace(old, path=self.place.plug(self.blocks.device(old)))
         self.blocks.devices.update({old.name: again.path} if again.path != old.path else {})
@@ -183,11 +189,14 @@ class Mdraid:
         return list(map(self.state_of, self.arrays))
 
     def state_of(self, name: str) -> str:
-        at = f"/sys/block/{name}/md"
         if self.level == "0":
-            return state(self.place.check(f"cat {at}/array_state"), 0)
+            return state(self.place.check(f"cat /sys/block/{name}/md/array_state"), 0)
+        return state(self.told_of(name), self.study.array.parity)
+
+    def told_of(self, name: str) -> str:
+        at = f"/sys/block/{name}/md"
         files = f"{at}/array_state {at}/degraded {at}/sync_action {at}/sync_completed"
-        return state(self.place.check(f"cat {files}"), self.study.array.parity)
+        return self.place.check(f"cat {files}")
 
     def rebuild_error(self) -> str | None:
         return None
@@ -266,6 +275,11 @@ def tuning(cpus: int, memory_bytes: int, members: int) -> tuple[int, int]:
     most = memory_bytes // STRIPE_CACHE_SHARE // (members * PAGE_BYTES)
     pages = max(STRIPE_CACHE_MIN, min(STRIPE_CACHE, most, STRIPE_CACHE_MAX))
     return min(cpus, THREADS_MAX), 1 << (pages.bit_length() - 1)
+
+
+def drives_out(text: str) -> int:
+    """Of the same lines; one that is being filled counts, too."""
+    return int(text.splitlines()[1])
 
 
 def state(text: str, parity: int) -> str:

@@ -238,6 +238,16 @@ class EveryArray(unittest.TestCase):
         self.assertIn("mdadm /dev/md101 --add /dev/d4", told)
         self.assertNotIn("md100", told)
 
+    def test_mdraid_has_to_notice_each_drive(self):
+        side = self.side("mdraid", cat="active\n1\nidle\nnone\n")
+        side.arrays = ["md100", "md101"]
+        side.pull(1, 0)
+        with self.assertRaisesRegex(SideError, "md101 lost /dev/d3, and has noticed 1 of 2"):
+            side.pull(1, 1)
+        side.pull(0, 0)  # which lost none before
+        side.replace(0, 0)
+        side.pull(0, 1)
+
     def test_of_zfs(self):
         side = self.side("zfs")
         told = self.told(side)
