@@ -25,6 +25,7 @@ CLIENT_BYTES = 10 << 20  # of memory that a connection of PostgreSQL takes, gene
 GUEST_CLIENT_BYTES = 3 << 20  # the least that it takes: with less, the guest kills some
 FIO_BYTES_MIN = 64 << 20
 RESULT_BYTES = 512 << 20
+POLLING = ("ashlar", "spdk")  # kinds of sides with cores of their own, also if none are said
 VERSIONS = {
     "postgresql": "{postgres}/postgres --version",
     "pgbench": "{postgres}/pgbench --version",
@@ -212,11 +213,13 @@ def core_problems(study: Study) -> list[str]:
         usable, whose = set(range(study.vm.cpus)), "the guest has"
     found = []
     for side in study.side:
-        if others := sorted(set(cpus_of(side.cores)) - usable if side.cores else ()):
+        its = side.cores or (guests.SIDE_CORES if side.kind in POLLING else "")
+        if others := sorted(set(cpus_of(its)) - usable if its else ()):
             has, lacks = ",".join(map(str, sorted(usable))), ",".join(map(str, others[:4]))
             lacks += ",…" * (len(others) > 4)
+            who = "`cores` names" if side.cores else "where `cores` are not said, it polls on"
             found.append(
-                f"side {side.name}: `cores` names CPU {lacks}, and {whose} {has}: say others "
+                f"side {side.name}: {who} CPU {lacks}, and {whose} {has}: say others "
                 f"(--set side.{side.name}.cores={min(usable)})"
             )
     return found

@@ -403,10 +403,13 @@ def settings_problems(place: Host, asked: studies.Pgbench) -> list[str]:
     given = (shlex.quote(f"{name}={told(it)}") for name, it in asked.settings.items())
     words = " ".join(f"-c {each}" for each in given)
     server = f"{AS_USER} {program_directory(place)}/postgres -D $at {words}"
-    said = place.run(
-        f"at=$(mktemp -d) && touch $at/postgresql.conf && chown -R {USER} $at && cd / && {server}; "
-        "rm -r $at"
-    )
+    at = places.fresh_directory(place, Path("/tmp"))
+    try:
+        said = place.run(
+            f"at={at}; touch $at/postgresql.conf && chown -R {USER} $at && cd / && {server}"
+        )
+    finally:
+        places.remove(place, at)
     wrong = refused_settings(asked, said.text)
     return [wrong] if wrong else []
 

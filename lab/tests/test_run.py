@@ -393,6 +393,9 @@ class Settings(InDirectory):
         ]:
             asked = pgbench.studies.Pgbench(settings=settings)
             found = pgbench.settings_problems(there, asked)
+            self.assertTrue(there.ledger.path.exists())
+            self.assertIn("+ path /tmp/ashlar-lab-", there.ledger.path.read_text())
+            self.assertEqual(there.ledger.debts(), [])
             self.assertEqual(len(found), bool(said), found)
             self.assertIn(said, "".join(found))
 

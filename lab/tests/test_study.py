@@ -177,6 +177,12 @@ class Studies(unittest.TestCase):
             self.assertEqual(machine.core_problems(made), [])
             made = self.load(GOOD, changes=(*inside, "side.ashlar.cores=4"))
             self.assertIn("the guest has 0,1,2,3", machine.core_problems(made)[0])
+        with mock.patch.object(os, "sched_getaffinity", return_value={1, 5}):
+            [said] = machine.core_problems(self.load(GOOD))
+            self.assertIn("it polls on CPU 0, and this machine lets us use 1,5", said)
+            self.assertIn("--set side.ashlar.cores=1", said)
+            threads = self.load(GOOD.replace('"ashlar"', '"mdraid"'))
+            self.assertEqual(machine.core_problems(threads), [])
 
     def test_all_mistakes_are_told_at_once(self):
         said = self.refusal(GOOD.replace("scale = 10", "scale = 0\nclient = 1"))
