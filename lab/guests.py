@@ -20,6 +20,7 @@ from lab import paths, pinning
 from lab.host import drive_count
 from lab.nvme import NvmeDrives
 from lab.place import CLOCK_TICKS, Host
+from lab.progress import Say
 from lab.study import Study
 
 # Of boots. Debian's kernel 6.12 panics or hangs now and then while it boots under emulation, before
@@ -136,24 +137,23 @@ class Guest:
         return min(found)
 
     def threads_seconds(self) -> tuple[float, float]:
-        """CPU seconds of the virtual CPUs, and of QEMU's other threads, which serve devices."""
-        own = set(self.cpu_threads)
-        inside = outside = 0.0
-        for stat in Path(f"/proc/{self.vm.qemu.pid}/task").glob("*/stat"):
-            try:
-                fields = stat.read_text().rpartition(") ")[2].split()
-            except OSError:  # it ended meanwhile
-                continue
-            seconds = (int(fields[11]) + int(fields[12])) / CLOCK_TICKS
-            if int(stat.parent.name) in own:
-                inside += seconds
-            else:
-                outside += seconds
-        return inside, outside
+        """CPU seconds of the virtual CPUs, and of QEMU's other threads, which serve devices. These
+        come and go: what those had used that are gone is in the sum of all, and nowhere else."""
+        at = Path(f"/proc/{self.vm.qemu.pid}")
+        try:
+            inside = sum(cpu_seconds(at / f"task/{thread}/stat") for thread in self.cpu_threads)
+            return inside, max(0.0, cpu_seconds(at / "stat") - inside)
+        except OSError:  # QEMU has gone meanwhile
+            return 0.0, 0.0
 
     def close(self) -> None:
         if self.vm is not None:
             self.vm.close()
+
+
+def cpu_seconds(stat: Path) -> float:
+    fields = stat.read_text().rpartition(") ")[2].split()
+    return (int(fields[11]) + int(fields[12])) / CLOCK_TICKS
 
 
 @dataclass(frozen=True)
@@ -282,12 +282,16 @@ def huge_bytes_free() -> int:
 # What a guest is made of
 
 
-def image(recipe: Recipe, host: Host) -> tuple[GuestImage, str]:
-    """The guest's files, and how it is run: kvm or tcg."""
+def image(recipe: Recipe, host: Host, say: Say) -> tuple[GuestImage, str]:
+    """The guest's files, and how it is run: kvm or tcg. Both take minutes, the first time."""
+
+    def told(what: str) -> None:
+        host.write_down(f"guest: {what}", None)
+        say(f"the machines: {what}")
+
     paths.cache().mkdir(parents=True, exist_ok=True)
-    say = lambda what: host.write_down(f"guest: {what}", None)  # noqa: E731
-    built = guest_image.build(paths.cache(), say, recipe)
-    return built, working_accel(built)
+    built = guest_image.build(paths.cache(), told, recipe)
+    return built, working_accel(built, told)
 
 
 def settings(study: Study, accel: str, plan: list[list[int]] | None, huge: bool) -> dict[str, str]:

@@ -9,6 +9,7 @@ from demo.vm import VmError
 from lab import devices, paths
 from lab import place as places
 from lab.place import Host
+from lab.progress import Say
 from lab.side import Disk, Drive
 from lab.study import Study
 from lab.where import Seat
@@ -45,7 +46,7 @@ class OnHost:
             )
         return problems
 
-    def start(self) -> None:
+    def start(self, say: Say) -> None:
         if self.study.drives.kind == "file":
             self.directory = places.fresh_directory(self.place, self.inside)
 

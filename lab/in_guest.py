@@ -15,6 +15,7 @@ from lab.guests import Guest, Machine
 from lab.host import drive_count, room_problems
 from lab.nvme import SLOTS_MAX, NvmeDrives
 from lab.place import Host
+from lab.progress import Say
 from lab.side import Disk, Drive
 from lab.sides.ashlar import copy_of, host_program
 from lab.study import Study
@@ -55,8 +56,9 @@ class InGuest:
                 found.append(f"{binary} is not there: run `make build`, or set ASHLAR")
         return found
 
-    def start(self) -> None:
-        image, accel = guests.image(RECIPE, self.host)
+    def start(self, say: Say) -> None:
+        image, accel = guests.image(RECIPE, self.host, say)
+        say("the machines: drives")
         self.directory = self.nvme.directory = places.fresh_directory(self.host, self.inside)
         for number in range(self.nvme.count):
             self.nvme.make(number)
@@ -73,6 +75,7 @@ class InGuest:
             self.huge_pages, (*options, *self.nvme.options()),
             kernel_options=KERNEL_OPTIONS,
         )  # fmt: skip
+        say("the machines: booting")
         self.machine.launch(self.place)
         self.machine.wait_up(self.place, guests.boot_seconds_max(1, vm.cpus, accel))
         self.place.check(

@@ -15,6 +15,7 @@ from lab.guest_disks import LogsDisk
 from lab.guests import Guest, Machine
 from lab.host import OnHost
 from lab.place import Host
+from lab.progress import Say
 from lab.side import Disk, Drive
 from lab.study import Study
 from lab.where import Seat
@@ -36,9 +37,9 @@ class InVms:
         storage = guests.storage_cpus(self.study)
         return [*self.on_host.problems(), *guests.problems(self.study, RECIPE, storage)]
 
-    def start(self) -> None:
-        self.on_host.start()
-        self.image, self.accel = guests.image(RECIPE, self.place)
+    def start(self, say: Say) -> None:
+        self.on_host.start(say)
+        self.image, self.accel = guests.image(RECIPE, self.place, say)
 
     def drives(self) -> tuple[list[list[Drive]], list[Drive]]:
         return self.on_host.drives()

@@ -2,7 +2,7 @@
 
     where = where.make(study, work)
     if problems := where.problems(): …       # all of them, before anything is started
-    where.start()                            # guest: boots it; the others: nothing
+    where.start(say)                         # makes the guest, boots one; on the host: nothing
     side = sides.make(chosen, study, where.place, work)    # arrays are made in `where.place`
     arrays, spares = where.drives()
     seats = where.seats(side.start(arrays, spares, where.disk_sizes(…)))
@@ -26,6 +26,7 @@ from typing import Protocol
 
 from lab import study as studies
 from lab.place import Host, Place
+from lab.progress import Say
 from lab.side import Disk, Drive
 
 
@@ -45,7 +46,8 @@ class Where(Protocol):
     def problems(self) -> list[str]:
         """Why it cannot be brought up here, each with its fix."""
 
-    def start(self) -> None: ...
+    def start(self, say: Say) -> None:
+        """Says what it does that takes long."""
 
     def drives(self) -> tuple[list[list[Drive]], list[Drive]]:
         """One list for each array, and the spares; the same for every side, and made anew: a side

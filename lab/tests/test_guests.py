@@ -1,6 +1,10 @@
 """Goal: guests are started with what a study says, and nothing that was not asked for is taken."""
 
+import os
+import shutil
 import tempfile
+import threading
+import time
 import unittest
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,8 +12,9 @@ from unittest import mock
 
 from demo import vm
 from demo.vm import Vm, VmError
-from lab import guest_disks, guests, in_vms, nvme, pinning
+from lab import guest_disks, guests, in_vms, nvme, paths, pinning
 from lab.ledger import Ledger
+from lab.place import Host
 
 
 class Pinning(unittest.TestCase):
@@ -92,6 +97,19 @@ class Logs(unittest.TestCase):
                     self.assertFalse(logs.file.exists())
                 self.assertEqual(self.ledger.debts(), [])
 
+    @unittest.skipUnless(shutil.which("dumpe2fs", path=paths.programs()), "takes e2fsprogs")
+    def test_a_guest_writes_no_tables_while_something_is_measured(self):
+        image = SimpleNamespace(root=self.home / "root.img")
+        host = Host(self.ledger)
+        logs = guest_disks.LogsDisk(host, image, self.home, self.home, guests.Guest("vm0", host))
+        said = host.check(f"PATH=$PATH:/usr/sbin:/sbin; dumpe2fs {logs.file} 2>&1")
+        groups = [line for line in said.splitlines() if line.startswith("Group ")]
+        zeroed = [line for line in groups if "ITABLE_ZEROED" in line]
+        self.assertGreater(len(groups), 1)
+        self.assertEqual(len(zeroed), len([line for line in groups if "(Blocks" in line]))
+        self.assertLess(logs.file.stat().st_blocks * 512, 32 << 20)
+        logs.file.unlink()
+
     def test_a_guest_that_has_not_booted_yet_is_ended(self):
         logs, guest = self.guest("vm0")
         self.closed(logs.close, (logs, guest))
@@ -122,6 +140,31 @@ class Guest(unittest.TestCase):
         guest.vm = SimpleNamespace(running=False, run=run)
         with self.assertRaisesRegex(VmError, f"went away\n.* is in {guest.log}"):
             guest.check("true")
+
+
+class Threads(unittest.TestCase):
+    def test_what_a_thread_has_used_that_is_gone_stays(self):
+        guest = guests.Guest("g", None)
+        guest.vm = SimpleNamespace(qemu=SimpleNamespace(pid=os.getpid()))
+        ends = threading.Event()
+
+        def work() -> None:
+            while time.thread_time() < 0.3:
+                pass
+            ends.wait()
+
+        worker = threading.Thread(target=work)
+        inside, before = guest.threads_seconds()
+        worker.start()
+        while guest.threads_seconds()[1] < before + 0.25:
+            time.sleep(0.01)
+        guest.cpu_threads = [threading.main_thread().native_id]
+        own, there = guest.threads_seconds()
+        ends.set()
+        worker.join()
+        self.assertGreaterEqual(guest.threads_seconds()[1], there - 0.02)  # two ticks
+        self.assertEqual(inside, 0.0)
+        self.assertGreater(own, 0.0)
 
 
 class FakeNvme:
@@ -187,6 +230,26 @@ class FakeVm:
 
     def cpu_threads(self):
         return []
+
+
+class Making(unittest.TestCase):
+    def test_what_takes_minutes_is_said_where_it_is_seen(self):
+        said, written = [], []
+        host = SimpleNamespace(write_down=lambda what, _: written.append(what))
+
+        def build(cache, say, recipe):
+            say("fetching packages")
+
+        def accel(image, say):
+            say("trying KVM")
+            return "tcg"
+
+        with tempfile.TemporaryDirectory() as cache, mock.patch.multiple(
+            guests, working_accel=accel, guest_image=SimpleNamespace(build=build)
+        ), mock.patch.dict(os.environ, {"ASHLAR_CACHE": cache}):
+            self.assertEqual(guests.image(None, host, said.append), (None, "tcg"))
+        self.assertEqual(said, ["the machines: fetching packages", "the machines: trying KVM"])
+        self.assertEqual(written, ["guest: fetching packages", "guest: trying KVM"])
 
 
 class Booting(unittest.TestCase):

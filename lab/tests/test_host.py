@@ -85,7 +85,7 @@ class OnHost(unittest.TestCase):
             self.skipTest(why)
         where = host.OnHost(made, work, place)
         self.addCleanup(where.close)
-        where.start()
+        where.start(lambda what: None)
         arrays, spares = where.drives()
         self.addCleanup(side.stop)
         size = min(side.capacity_bytes(arrays[0]) * 9 // 10, 256 << 20) >> 20 << 20
@@ -156,7 +156,7 @@ class OnHost(unittest.TestCase):
         place = Host(Ledger(self.cache / "ledger"))
         self.addCleanup(place.close)
         where = host.OnHost(made, self.home, place)
-        where.start()
+        where.start(lambda what: None)
         arrays, spares = where.drives()
         paths = [Path(drive.path) for drive in (*arrays[0], *spares)]
         self.assertTrue(all(path.stat().st_size == 4 << 20 for path in paths))
