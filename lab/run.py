@@ -38,6 +38,7 @@ from lab.study import State, Study, Where
 
 MIB = 1 << 20
 DISK_SHARE = 0.9  # of what the smallest array holds
+WORK_BYTES = 64 << 20  # in /tmp, besides the program: logs of sides, and what guests are given
 POLL_SECONDS = 0.2
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 WHOLE_SECONDS_MAX = 24 * 3600  # for a rebuild between two cells
@@ -146,9 +147,12 @@ class Run:
             chosen.name: sides.make(chosen, self.study, self.where.place, self.work)
             for chosen in self.study.side
         }
-        problems = self.where.problems()
+        problems = []
         if self.study.where != Where.GUEST:  # there it is asked when the guest is there
-            problems += self.missing_sides()
+            problems = self.missing_sides()
+        if not problems and not self.left():
+            return  # `run` starts nothing, so nothing stands in its way
+        problems += [*self.where.problems(), *self.room_problems(host_program())]
         problems += machine.problems(self.study, self.sides, self.results.home)
         problems += self.drive_problems()
         problems += self.mixture_problems(host_program())
@@ -162,6 +166,19 @@ class Run:
         if problems:
             self.place.close()
             raise Refusal("\n".join(problems))
+
+    def room_problems(self, program: Path) -> list[str]:
+        """For the copy that is measured; a guest has one on a disk besides, made of another."""
+        if not program.is_file():
+            return []
+        copies = 3 if self.study.where == Where.GUEST else 1
+        needed = copies * program.stat().st_size * 5 // 4 + WORK_BYTES
+        if (free := shutil.disk_usage(self.work.parent).free) >= needed:
+            return []
+        return [
+            f"{self.work.parent} has {free >> 20} MiB free, and copies of {program} and what runs "
+            f"leave there need {needed >> 20}: make room"
+        ]
 
     def drive_problems(self) -> list[str]:
         """Of drives that are somebody's: nothing of theirs goes that was not given away."""
@@ -257,7 +274,7 @@ class Run:
             raise Refusal("\n".join(problems))
         self.cleanup.callback(self.where.close)
         self.screen.now("the machines" if self.study.where != Where.HOST else "the drives")
-        self.where.start()
+        self.where.start(self.screen.now)
         if self.study.where == Where.GUEST and (problems := self.missing_sides()):
             raise Refusal("\n".join(problems))
         postgres = program_directory(self.place) if self.study.pgbench else ""

@@ -103,7 +103,7 @@ class GoingOn(unittest.TestCase):
 
     def test_what_is_built_anew_meanwhile_is_not_what_runs(self):
         run = self.prepared()
-        run.where.start.side_effect = lambda: self.program.write_text("two")
+        run.where.start.side_effect = lambda say: self.program.write_text("two")
         run.where.settings.return_value = {}
         run.screen = mock.Mock()
         with run.cleanup:
@@ -139,6 +139,36 @@ class GoingOn(unittest.TestCase):
                     run.begin()
             self.assertEqual(json.loads(raw.read_text()), wanted)
             self.assertEqual(measured.called, not done)
+
+    def test_a_run_that_is_over_is_refused_for_nothing(self):
+        run = self.run_of()
+        run.results.cells = self.cells
+        there = mock.Mock(
+            place=Host(None), **{"problems.return_value": ["no room"], "disks.return_value": 1}
+        )
+        with (
+            mock.patch.object(runs.where, "make", return_value=there),
+            mock.patch.object(runs.sides, "make", return_value=Side()),
+            mock.patch.object(runs.machine, "problems", return_value=["too little memory"]),
+        ):
+            run.prepare()
+            run.results.cells = self.cells[1:]
+            with self.assertRaisesRegex(runs.Refusal, "no room\ntoo little memory"):
+                run.prepare()
+
+    def test_the_copy_of_the_program_has_room(self):
+        with open(self.program, "wb") as program:
+            program.truncate(100 * MIB)
+        run = self.run_of()
+        run.work = Path("/tmp/x")
+        for where, needed in [("host", 125 + 64), ("guest", 375 + 64)]:
+            run.study = STUDY.model_copy(update={"where": where})
+            for free in (needed * MIB, needed * MIB - 1):
+                usage = SimpleNamespace(free=free)
+                with mock.patch.object(runs.shutil, "disk_usage", return_value=usage):
+                    found = run.room_problems(self.program)
+                self.assertEqual(len(found), free < needed * MIB, found)
+        self.assertIn(f"/tmp has 438 MiB free, and copies of {self.program}", found[0])
 
     def test_disks_stay_as_large_as_they_were(self):
         self.assertEqual(self.prepared().disk_bytes, [900 * MIB])
