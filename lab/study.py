@@ -268,7 +268,7 @@ def load(
     """Reads a study; with `quick`, its table [quick] replaces what stands there too.
 
     `changes` are `key=value`, such as `drives.size=8G` or `side.ashlar.policy=bitmap`; they win.
-    With `where`, it is run there, without the words that it has for another place.
+    With `where`, it is run there, without the words that it has for other places.
     """
     try:
         words = tomllib.loads(path.read_text())
@@ -284,7 +284,8 @@ def load(
     try:
         written = Study.model_validate(words)
         short = Study.model_validate(shortened := merged(words, shorter))
-        refuse_useless(path, written, short)
+        # also those of [quick], whether it is asked for or not
+        refuse_useless(path, written, short, place=where is None)
         chosen = moved(shortened if quick else words, where)
         for change in changes:
             chosen = changed(chosen, change)
@@ -298,7 +299,7 @@ def load(
 def moved(words: dict, where: Where | None) -> dict:
     """The same study, whence `where` says: what does nothing there is dropped, and drives are of
     the kind that is there."""
-    if where in (None, words["where"]):
+    if where is None:
         return words
     dropped = {"vm": [], "fio": [], "drives": [], "array": []}
     if where != Where.VM:
@@ -327,16 +328,12 @@ def without(table: dict, words: Sequence[str]) -> dict:
     return {word: value for word, value in table.items() if word not in words}
 
 
-def refuse_useless(path: Path, *several: Study) -> None:
-    """Also those of [quick], whether it is asked for or not."""
-    found = [
-        one
-        for study in several
-        for one in (
-            *useless_of_sides(study), *useless_of_drives(study.drives), *useless_of_vms(study),
-            *useless_of_patterns(study),
-        )
-    ]  # fmt: skip
+def refuse_useless(path: Path, *several: Study, place: bool = True) -> None:
+    """Words that do nothing; those of another place only with `place`."""
+    found = []
+    for study in several:
+        found += [*useless_of_sides(study), *useless_of_drives(study.drives)]
+        found += [*(useless_of_vms(study) if place else ()), *useless_of_patterns(study)]
     if found:
         raise StudyError("\n".join(f"{path}: {one}" for one in dict.fromkeys(found)))
 

@@ -87,6 +87,11 @@ class Studies(unittest.TestCase):
                               ("host", "vm.cpus=2"), ("guest", "drives.iops=5")]:  # fmt: skip
             said = self.refusal(text, (change,), where=study.Where(where))
             self.assertIn(f"`{change.split('=')[0]}`", said)
+        # of a study for several places, which has words for each
+        several = GOOD + "[vm]\ncount = 3\n"
+        self.assertIn("`vm.count`: does nothing", self.refusal(several))
+        self.assertEqual(self.load(several, where=study.Where.VM).disks, 3)
+        self.assertEqual(self.load(several, where=study.Where.HOST).disks, 1)
         models = GOOD + '[drives]\nkind = "model"\niops = 5\nmbps = 5\nsize = "1G"\n'
         made = self.load(models, where=study.Where.GUEST)
         self.assertEqual((made.drives.kind, made.drives.size), ("nvme", 1 << 30))
