@@ -38,6 +38,7 @@ from lab.study import State, Study, Where
 
 MIB = 1 << 20
 DISK_SHARE = 0.9  # of what the smallest array holds
+WARM_EMULATED_SECONDS = 10  # more, for what a command does to an emulated machine
 WORK_BYTES = 64 << 20  # in /tmp, besides the program: logs of sides, and what guests are given
 POLL_SECONDS = 0.2
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -474,15 +475,17 @@ class Turn:
         for load in active:
             load.ready(cell)
         watch.start()
+        more_warm = self.more_warm(cell)
         try:
             at = loads.together(len(active))
             for load in active:
-                load.begin(cell, at)
+                load.begin(cell, at, more_warm)
             done = self.see_through(cell, active, watch)
         finally:
-            watch.over.set()
+            watch.end()
         watch.stop()
         measured = [load.finish(directory) for load in active]
+        more = (f"warmed up for {more_warm} s more: processors are emulated",) * bool(more_warm)
         summary = loads.summary(measured, any(load.seat.place.emulated for load in active))
         table = sampler.rows(watch.samples, summary)
         sampler.write(directory / "seconds.csv", table)
@@ -506,7 +509,7 @@ class Turn:
             state_after=watch.samples[-1].state,
             state_share=sampler.rounded(share, 3),
             events=tuple((round(at - summary.began, 2), what) for at, what in events),
-            notes=(*summary.notes, *self.notes(cell, share, of_each, done, summary.began)),
+            notes=(*more, *summary.notes, *self.notes(cell, share, of_each, done, summary.began)),
         )
 
     def notes(
@@ -615,6 +618,7 @@ class Turn:
         while any(load.running for load in active):
             if not changed and all(load.begun for load in active):
                 done, changed = self.change(cell), True
+                watch.look_soon()
             if watch.error:
                 raise watch.error
             if time.monotonic() > deadline:
@@ -624,6 +628,12 @@ class Turn:
             self.screen.now(f"{self.title}: {named(cell)}{rate}", again=True)
             time.sleep(POLL_SECONDS)
         return done
+
+    def more_warm(self, cell: Cell) -> int:
+        """Seconds: where drives go and come in software, so that it is done when measuring begins."""
+        wanted = State(cell.state)
+        changes = wanted == State.REBUILDING or len(self.out) < wanted.drives_out
+        return WARM_EMULATED_SECONDS if changes and self.where.place.emulated else 0
 
     def load_pids(self) -> list[int]:
         return [pid for load in self.loads for pid in load.pids()]

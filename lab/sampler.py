@@ -71,7 +71,7 @@ class Sampler:
         self.samples: list[Sample] = []
         self.events: list[tuple[float, str]] = []
         self.storage, self.guests, self.daemon = Meter(), Meter(), Meter()
-        self.over = threading.Event()
+        self.over, self.wake = threading.Event(), threading.Event()
         self.error: Exception | None = None
         self.thread = threading.Thread(target=self.look_on, daemon=True)
 
@@ -79,8 +79,17 @@ class Sampler:
         self.look()
         self.thread.start()
 
-    def stop(self) -> None:
+    def look_soon(self) -> None:
+        """Something was done: on a slow guest the next look may be far away."""
+        self.wake.set()
+
+    def end(self) -> None:
+        """No more looks; `stop` waits for the one under way."""
         self.over.set()
+        self.wake.set()
+
+    def stop(self) -> None:
+        self.end()
         self.thread.join(JOIN_SECONDS_MAX)
         if self.error:
             raise self.error
@@ -88,7 +97,11 @@ class Sampler:
 
     def look_on(self) -> None:
         next_at = time.monotonic() + PERIOD_SECONDS
-        while not self.over.wait(max(0.0, next_at - time.monotonic())):
+        while True:
+            self.wake.wait(max(0.0, next_at - time.monotonic()))
+            self.wake.clear()
+            if self.over.is_set():
+                return
             began = time.monotonic()
             try:
                 self.look()

@@ -45,6 +45,7 @@ class Fio:
         self.command = ""
         self.bytes = self.checked_bytes = 0  # that patterns use, and after them, that are checked
         self.filled_bytes = 0
+        self.warm_seconds = asked.warm_seconds  # of the cell under way
         self.fill_seconds = 0.0
 
     def prepare(self, say: Callable[[str], None]) -> None:
@@ -90,7 +91,8 @@ class Fio:
         self.place.set_clock()
         self.place.check(f"rm -f {self.home}/out* {self.home}/log*")
 
-    def begin(self, cell: Cell, at: float = 0.0) -> None:
+    def begin(self, cell: Cell, at: float = 0.0, more_warm: int = 0) -> None:
+        self.warm_seconds = self.asked.warm_seconds + more_warm
         self.pattern, self.rate, self.begun = self.patterns[cell.load], None, False
         self.command = (
             f"fio {self.job(cell.load)} --size={self.bytes} {words(self.pattern)} "
@@ -105,11 +107,11 @@ class Fio:
         self.begun = self.begun or line == BEGUN
 
     def times(self) -> str:
-        return f"--time_based --runtime={self.asked.seconds} --ramp_time={self.asked.warm_seconds}"
+        return f"--time_based --runtime={self.asked.seconds} --ramp_time={self.warm_seconds}"
 
     @property
     def seconds_max(self) -> float:
-        return self.asked.warm_seconds + self.asked.seconds + LATE_SECONDS_MAX
+        return self.warm_seconds + self.asked.seconds + LATE_SECONDS_MAX
 
     @property
     def running(self) -> bool:

@@ -70,6 +70,7 @@ class Pgbench:
         self.cell: Cell | None = None
         self.rate: float | None = None
         self.fill_seconds = 0.0
+        self.warm_seconds = asked.warm_seconds  # of the cell under way
         self.filled_bytes = 0  # before the database was made
         self.clock_behind_seconds = 0.0
         self.before = (0, 0, 0, 0, 0)
@@ -236,9 +237,10 @@ class Pgbench:
         shared = self.place.emulated or isinstance(self.place, Host)
         factor = CONNECT_FACTOR * (cell.loads if shared else 1)
         connect = math.ceil(factor * self.connect_seconds.get(cell.clients, 0.0)) + 1
-        return connect + self.asked.warm_seconds + self.asked.seconds
+        return connect + self.warm_seconds + self.asked.seconds
 
-    def begin(self, cell: Cell, at: float = 0.0) -> None:
+    def begin(self, cell: Cell, at: float = 0.0, more_warm: int = 0) -> None:
+        self.warm_seconds = self.asked.warm_seconds + more_warm
         self.cell, self.rate = cell, None
         threads, seconds = self.threads(cell.clients), self.seconds(cell)
         # -n: pgbench would empty its history first, against which the balances are checked
@@ -294,7 +296,7 @@ class Pgbench:
         return self.measured(log, failed, output.text)
 
     def measured(self, log: Path, failed: int, text: str) -> Measured:
-        began, ended, counts, sums = by_second(log, self.asked.warm_seconds)
+        began, ended, counts, sums = by_second(log, self.warm_seconds)
         seconds = window(began, ended, self.asked.seconds, self.place.emulated)
         notes = ()
         if self.asked.seconds - seconds > missing_seconds_max(self.asked.seconds, emulated=False):

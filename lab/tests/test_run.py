@@ -110,7 +110,7 @@ def turn(side: MadeUpSide, load: MadeUpLoad) -> runs.Turn:
     return runs.Turn(side, len(side.out), None, [load], Silent(), "s")
 
 
-WATCH = SimpleNamespace(error=None, samples=[])
+WATCH = SimpleNamespace(error=None, samples=[], look_soon=lambda: None)
 
 
 class Turns(unittest.TestCase):
@@ -208,6 +208,17 @@ class SeveralArrays(unittest.TestCase):
             self.go_to("healthy")
         self.assertEqual(next(moves, None), None)
         self.assertLess(time.monotonic() - began, 4)  # of the five that it may take
+
+    def test_what_is_done_to_an_emulated_machine_has_time(self):
+        for emulated in (False, True):
+            self.turn.where = SimpleNamespace(place=SimpleNamespace(emulated=emulated))
+            self.turn.out, seen = [], []
+            for state in ("healthy", "degraded", "degraded", "rebuilding"):
+                cell = replace(HEALTHY, state=state)
+                self.turn.get_ready(cell)
+                seen.append(self.turn.more_warm(cell))
+                self.turn.change(cell)
+            self.assertEqual(seen, [0, 10, 0, 10] if emulated else [0] * 4)
 
     def test_one_that_fails_ends_the_wait(self):
         self.go_to("degraded")

@@ -89,6 +89,23 @@ class Looks(unittest.TestCase):
                           "all 2 arrays rebuilding"])  # fmt: skip
         self.assertEqual(watch.samples[1].state, "degraded | healthy")
 
+    def test_what_was_done_is_looked_at_at_once(self):
+        side = mock.Mock(**{"states.return_value": ["healthy"], "counters.return_value": None})
+        side.pids.return_value = []
+        watch = sampler.Sampler(side, None, list, lambda: None)
+        with mock.patch.object(sampler.places, "processes", return_value={}), \
+                mock.patch.object(sampler, "PERIOD_SECONDS", 3600):  # fmt: skip
+            watch.start()
+            side.states.return_value = ["degraded"]
+            watch.look_soon()
+            deadline = time.monotonic() + 60
+            while len(watch.samples) < 2 and time.monotonic() < deadline:
+                time.sleep(0.01)
+            watch.end()
+            watch.thread.join(60)
+        self.assertEqual([one.state for one in watch.samples], ["healthy", "degraded"])
+        self.assertFalse(watch.thread.is_alive())
+
 
 class Logs(unittest.TestCase):
     def log(self, lines: list[str]) -> Path:
@@ -140,6 +157,9 @@ class Logs(unittest.TestCase):
         load = pgbench.Pgbench(seat, PgbenchStudy(seconds=60, warm_seconds=5, clients=(100,)))
         load.connect_seconds = {100: 7.2}
         self.assertEqual(load.seconds(Cell(0, 0, "s", "healthy", "tpcb-like", 100, 1)), 81)
+        load.warm_seconds = 15  # ten more: see run.py
+        self.assertEqual(load.seconds(Cell(0, 0, "s", "healthy", "tpcb-like", 100, 1)), 91)
+        load.warm_seconds = 5
         # two that connect at once on the same processors
         both = Cell(0, 0, "s", "healthy", "tpcb-like", 100, 2)
         self.assertEqual(load.seconds(both), 95)

@@ -86,7 +86,8 @@ def failures(out: Path, done: set[tuple]) -> list[tuple[str, str]]:
 def was_in_its_state(cell: Cell) -> bool:
     """While it was measured; a rebuild of drives so small may be over with the warm-up."""
     all_of_them = re.compile(rf"(array|all \d+ arrays) {cell.state}")
-    return bool(cell.state_share) or any(all_of_them.fullmatch(what) for _, what in cell.events)
+    seen = [what for at, what in cell.events if at < cell.seconds]
+    return bool(cell.state_share) or any(map(all_of_them.fullmatch, seen))
 
 
 class States(unittest.TestCase):
@@ -99,6 +100,8 @@ class States(unittest.TestCase):
             ("spare takes the place of drive 0", False),
         ]:  # fmt: skip
             self.assertEqual(was_in_its_state(replace(cell, events=((-1.0, what),))), wanted)
+            late = replace(cell, seconds=5.0, events=((5.1, what),))
+            self.assertFalse(was_in_its_state(late))
 
 
 if __name__ == "__main__":
