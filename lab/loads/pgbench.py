@@ -26,6 +26,7 @@ from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from demo.vm import VmError
 from lab import place as places
 from lab import study as studies
 from lab.loads import LoadError, Measured, missing_seconds_max, wait_until
@@ -167,7 +168,10 @@ class Pgbench:
     def complaints(self) -> str:
         """The worst that the server has said, or else its last."""
         log = f"{self.logs}/server"
-        worst = self.place.run(f"grep -E 'PANIC|FATAL|ERROR' {log} | tail -n 3").text.strip()
+        # what is refused after a PANIC says nothing of its cause
+        worst = self.place.run(
+            f"grep PANIC {log} | tail -n 1; grep -E 'FATAL|ERROR' {log} | tail -n 3"
+        ).text.strip()
         return worst or self.place.run(f"tail -n 5 {log}").text.strip()
 
     def options(self) -> dict[str, str]:
@@ -219,10 +223,13 @@ class Pgbench:
     def ready(self, cell: Cell) -> None:
         self.clock_behind_seconds = self.place.set_clock()  # its log is in its own clock
         self.place.check(f"rm -f {self.logs}/log.*")
-        self.sql("VACUUM pgbench_branches, pgbench_tellers")
-        self.sql("CHECKPOINT")
-        if cell.clients not in self.connect_seconds:
-            self.connect_seconds[cell.clients] = self.tried_to_connect(cell.clients)
+        try:
+            self.sql("VACUUM pgbench_branches, pgbench_tellers")
+            self.sql("CHECKPOINT")
+            if cell.clients not in self.connect_seconds:
+                self.connect_seconds[cell.clients] = self.tried_to_connect(cell.clients)
+        except VmError as error:
+            raise LoadError(f"{error}\nPostgreSQL's log:\n{self.complaints()}") from None
 
     def tried_to_connect(self, clients: int) -> float:
         words = f"-n -S -c {clients} -j {self.threads(clients)} -t 1 {DATABASE}"

@@ -575,6 +575,18 @@ class Disks(InDirectory):
         self.assertIn("nothing", its[pgbench.FILLED])
         self.assertNotIn("-K", its["file system"])
 
+    def test_a_database_that_fails_before_a_cell_says_why(self):
+        there = Recorder(grep="PANIC:  could not fsync file: Input/output error\n")
+        there.set_clock = lambda: 0.0
+        load = pgbench.Pgbench(Seat("host", there, Disk(directory="/fs")),
+                               pgbench.studies.Pgbench())  # fmt: skip
+        refused = VmError("could not create connection for client 2")
+        for step in ("sql", "tried_to_connect"):
+            with mock.patch.multiple(load, sql=mock.Mock(), tried_to_connect=mock.Mock()):
+                getattr(load, step).side_effect = refused
+                with self.assertRaisesRegex(LoadError, "client 2\nPostgreSQL's log:\nPANIC: .*I"):
+                    load.ready(HEALTHY)
+
     def test_a_database_that_is_needed_no_more_is_not_stored_first(self):
         load = pgbench.Pgbench(Seat("host", Recorder(), Disk(directory="/fs")),
                                pgbench.studies.Pgbench())  # fmt: skip
