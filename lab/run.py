@@ -630,7 +630,8 @@ class Turn:
         return done
 
     def more_warm(self, cell: Cell) -> int:
-        """Seconds: where drives go and come in software, so that it is done when measuring begins."""
+        """Seconds: on an emulated machine what is done to drives shall be over before it is
+        measured."""
         wanted = State(cell.state)
         changes = wanted == State.REBUILDING or len(self.out) < wanted.drives_out
         return WARM_EMULATED_SECONDS if changes and self.where.place.emulated else 0

@@ -60,8 +60,8 @@ class Load(Protocol):
     def ready(self, cell: Cell) -> None: ...
 
     def begin(self, cell: Cell, at: float = 0.0, more_warm: int = 0) -> None:
-        """At that time since the epoch, by the seat's clock; at once if it is past. With so many more
-        seconds of warm-up than the study says."""
+        """At that time since the epoch, by the seat's clock; at once if it is past. With so many
+        more seconds of warm-up than the study says."""
 
     @property
     def running(self) -> bool: ...
