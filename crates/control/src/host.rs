@@ -103,13 +103,13 @@ struct Attached {
     used_by: Option<(Uuid, u8)>,
     /// It is not used by itself where it could be of use.
     passed_over: Option<PassedOver>,
-    attached: Instant,
+    /// Which of all arrivals its last one was.
+    came: u64,
 }
 
 impl Attached {
     fn new(medium: Medium, content: Content) -> Attached {
-        let attached = Instant::now();
-        Attached { medium, content, used_by: None, passed_over: None, attached }
+        Attached { medium, content, used_by: None, passed_over: None, came: 0 }
     }
 
     /// Whether it carries an array's label, and is not in use.
@@ -163,6 +163,8 @@ struct Serving {
 struct State {
     catalog: Catalog,
     drives: BTreeMap<String, Attached>,
+    /// How often one came: it was attached, or was found with another label than before.
+    arrivals: u64,
     /// Drives of the catalog that could not be attached, and why.
     missing: BTreeMap<String, Refusal>,
     arrays: BTreeMap<Uuid, Running>,
@@ -186,6 +188,34 @@ struct State {
     stopping: bool,
     /// And the next process goes on at once, as the same host.
     upgrading: bool,
+}
+
+impl State {
+    /// From now on a drive is there for whoever looks for it. When it was opened says nothing of
+    /// that: who tried meanwhile has not seen it.
+    fn attach(&mut self, name: &str, mut drive: Attached) {
+        self.missing.remove(name);
+        self.arrivals += 1;
+        drive.came = self.arrivals;
+        self.drives.insert(name.to_owned(), drive);
+    }
+
+    /// What a drive was found to carry.
+    fn note_content(&mut self, name: &str, content: Content) {
+        let Some(drive) = self.drives.get_mut(name) else { return };
+        let whose = |content: &Content| content.label().map(|its| (its.array, its.drive));
+        if whose(&drive.content) != whose(&content) {
+            self.arrivals += 1;
+            drive.came = self.arrivals;
+        }
+        drive.content = content;
+    }
+
+    /// The last arrival of a drive that an array could start with; 0: there is none.
+    fn last_arrival(&self, array: Uuid) -> u64 {
+        let labelled = self.drives.values().filter(|drive| drive.waits_for(array));
+        labelled.map(|drive| drive.came).max().unwrap_or(0)
+    }
 }
 
 pub struct Host {
@@ -382,5 +412,54 @@ impl Host {
             (None, None) => Err(Refusal::unknown(format!("there is no drive {name}"))
                 .fix("`ashlar drive list` shows all; `ashlar drive attach PATH` adds one")),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::content::Labelled;
+
+    fn labelled(array: u128) -> Content {
+        Content::Labelled(Labelled {
+            drive: Uuid::from_u128(7),
+            array: Uuid::from_u128(array),
+            array_name: None,
+            member: 0,
+            drive_bytes: 1 << 20,
+        })
+    }
+
+    fn opened(content: Content) -> Attached {
+        Attached::new(
+            Medium::Memory { memory: Memory::Ram { bytes: 1 << 20 }, home: None },
+            content,
+        )
+    }
+
+    /// Who waits for an array tries again when a drive of its has come since the last try.
+    #[test]
+    fn a_drive_comes_when_it_can_be_seen_and_not_when_it_is_opened() {
+        let [mine, other] = [1, 2].map(Uuid::from_u128);
+        let mut state = State::default();
+        let drive = opened(labelled(1));
+        state.attach("d0", opened(labelled(2)));
+        let mut tried = state.arrivals;
+        assert_eq!((state.last_arrival(mine), state.last_arrival(other)), (0, tried));
+        state.attach("d1", drive);
+        assert!(state.last_arrival(mine) > tried && state.last_arrival(other) <= tried);
+
+        // Found as it was, and then as one that another host has made its.
+        tried = state.arrivals;
+        state.note_content("d0", labelled(2));
+        assert!(state.last_arrival(other) <= tried);
+        state.note_content("d0", labelled(1));
+        assert!(state.last_arrival(mine) > tried && state.last_arrival(other) == 0);
+
+        // Detached and attached between two looks.
+        tried = state.arrivals;
+        let drive = state.drives.remove("d1").unwrap();
+        state.attach("d1", drive);
+        assert!(state.last_arrival(mine) > tried);
     }
 }

@@ -10,7 +10,6 @@ use ashlar_raid::layout::Shape;
 use ashlar_raid::start::{ArraySpec, AssembleOptions, Known};
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::registry::Key;
-use tokio::time::Instant;
 use uuid::Uuid;
 
 use crate::api::array::{Array as Shown, ArrayCreate, JournalReplay, ScanFailure, ScanResult};
@@ -352,14 +351,6 @@ impl Host {
         self.look(|state| {
             let labelled = state.drives.iter().filter(|(_, drive)| drive.waits_for(uuid));
             labelled.map(|(name, _)| name.clone()).collect()
-        })
-    }
-
-    /// When the last of these was attached, be it the same drive anew.
-    pub(super) fn drive_came(&self, uuid: Uuid) -> Option<Instant> {
-        self.look(|state| {
-            let labelled = state.drives.values().filter(|drive| drive.waits_for(uuid));
-            labelled.map(|drive| drive.attached).max()
         })
     }
 

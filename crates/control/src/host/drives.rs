@@ -135,10 +135,7 @@ impl Host {
             }
             return Err(refusal);
         }
-        self.look(|state| {
-            state.missing.remove(&name);
-            state.drives.insert(name.clone(), attached);
-        });
+        self.look(|state| state.attach(&name, attached));
         tracing::info!(drive = name, "drive attached");
         self.show_drive(&name).await
     }
@@ -267,7 +264,7 @@ impl Host {
         for (name, opening) in opening {
             let opened = opening.await.unwrap_or_else(|error| Err(internal(&error)));
             match opened.and_then(|drive| self.admit(&name, drive)) {
-                Ok(drive) => drop(self.look(|state| state.drives.insert(name, drive))),
+                Ok(drive) => self.look(|state| state.attach(&name, drive)),
                 Err(refusal) => {
                     tracing::error!(drive = name, "drive not attached: {}", refusal.line());
                     self.look(|state| state.missing.insert(name, refusal));
@@ -363,11 +360,7 @@ impl Host {
             })
         });
         let content = probed.await??;
-        self.look(|state| {
-            if let Some(drive) = state.drives.get_mut(name) {
-                drive.content = content.clone();
-            }
-        });
+        self.look(|state| state.note_content(name, content.clone()));
         Ok(content)
     }
 

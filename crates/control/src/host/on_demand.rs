@@ -75,8 +75,8 @@ struct Wait {
     again: Instant,
     /// Another host's lease as it was seen last, and since when.
     lease: ((u64, u64), Instant),
-    /// When it was tried last.
-    tried: Instant,
+    /// The last of all arrivals of drives when it was tried last.
+    tried: u64,
     /// `None`: it was not tried yet.
     why: Option<Refusal>,
 }
@@ -84,7 +84,7 @@ struct Wait {
 impl Wait {
     fn begin() -> Wait {
         let now = Instant::now();
-        Wait { since: now, again: now, lease: ((0, 0), now), tried: now, why: None }
+        Wait { since: now, again: now, lease: ((0, 0), now), tried: 0, why: None }
     }
 
     /// Soon at first, while another host is just giving the array back; then more seldom.
@@ -245,11 +245,11 @@ impl Host {
             }
             let wait = waits.get_or_insert_with(Wait::begin);
             // With a drive that came since, it may start.
-            let came = self.drive_came(array);
-            if Instant::now() < wait.again && came.is_none_or(|came| came <= wait.tried) {
+            let came = self.look(|state| state.last_arrival(array));
+            if Instant::now() < wait.again && came <= wait.tried {
                 continue;
             }
-            wait.tried = Instant::now();
+            wait.tried = self.look(|state| state.arrivals);
             if let Err(why) = self.take(array, wait).await {
                 let has_lease = why.has_lease;
                 self.note_wait(array, wait, why);
@@ -338,6 +338,8 @@ impl Host {
         if !self.is_as_before(array, None) {
             return Ok(());
         }
+        // What was found until now is tried here.
+        wait.tried = self.look(|state| state.arrivals);
         self.assemble(array, &name, false).await?;
         self.start_exports_of(array).await;
         let waited_ms = wait.since.elapsed().as_millis();

@@ -72,8 +72,7 @@ impl Host {
             match attached {
                 Ok(drive) => {
                     let array = drive.content.label().map(|label| label.array);
-                    state.missing.remove(name);
-                    state.drives.insert(name.to_owned(), drive);
+                    state.attach(name, drive);
                     // One on demand is tried by who waits for it.
                     let arrays = &state.catalog.arrays;
                     let array = array.filter(|its| arrays.get(its).is_none_or(|it| !it.on_demand));
