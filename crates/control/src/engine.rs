@@ -30,18 +30,30 @@ pub async fn call<T: Send + 'static>(
     core: &Sender,
     job: impl AsyncFnOnce(Reactor) -> T + Send + 'static,
 ) -> Answer<T> {
+    post(core, job, |_, _| ())?.await.map_err(|_| stopped())
+}
+
+/// `undo`: what becomes of the result where nobody waits for it any more.
+fn post<T: Send + 'static>(
+    core: &Sender,
+    job: impl AsyncFnOnce(Reactor) -> T + Send + 'static,
+    undo: impl FnOnce(&Reactor, T) + Send + 'static,
+) -> Answer<oneshot::Receiver<T>> {
     let (sender, answer) = oneshot::channel();
     let letter = move |reactor: &Reactor| {
         let its = reactor.clone();
         reactor.spawn(async move {
-            let result = job(its).await;
-            // Nobody may be waiting any more; the work is done all the same.
-            let _ = sender.send(result);
+            if let Err(result) = sender.send(job(its.clone()).await) {
+                undo(&its, result);
+            }
         });
     };
-    let stopped = || Refusal::failed("the reactor has stopped").fix("start the daemon again");
     core.send(letter).map_err(|_| stopped())?;
-    answer.await.map_err(|_| stopped())
+    Ok(answer)
+}
+
+fn stopped() -> Refusal {
+    Refusal::failed("the reactor has stopped").fix("start the daemon again")
 }
 
 /// Like [`call`] for what is done at once: a reactor that does not answer soon is reported.
@@ -49,10 +61,24 @@ pub async fn look<T: Send + 'static>(
     core: &Sender,
     job: impl FnOnce(&Reactor) -> T + Send + 'static,
 ) -> Answer<T> {
-    let looked = call(core, async move |reactor| job(&reactor));
-    match tokio::time::timeout(LOOK_TIMEOUT, looked).await {
-        Ok(answer) => answer,
+    look_or_undo(core, job, |_, _| ()).await
+}
+
+/// The same of what nobody would know of after an error: what is done too late is undone.
+pub async fn look_or_undo<T: Send + 'static>(
+    core: &Sender,
+    job: impl FnOnce(&Reactor) -> T + Send + 'static,
+    undo: impl FnOnce(&Reactor, T) + Send + 'static,
+) -> Answer<T> {
+    let mut answer = post(core, async move |reactor| job(&reactor), undo)?;
+    match tokio::time::timeout(LOOK_TIMEOUT, &mut answer).await {
+        Ok(answer) => answer.map_err(|_| stopped()),
         Err(_) => {
+            answer.close();
+            // In the last moment: from now on it would be undone.
+            if let Ok(result) = answer.try_recv() {
+                return Ok(result);
+            }
             let silent = format!("its reactor has not answered for {LOOK_TIMEOUT:?}");
             let refusal = Refusal::failed(silent).fix("see the daemon's log; a drive may hang");
             Err(Refusal { may_pass: true, ..refusal })
@@ -182,4 +208,32 @@ fn plant_memory(reactor: &Reactor, name: String, memory: Memory, kept: &mut Kept
 /// Lets a kept memory drive go, and its content with it.
 pub async fn forget(core: &Sender, key: Key<Drive>) -> Answer<()> {
     call(core, async move |reactor| drop(reactor.withdraw(key))).await
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn what_a_reactor_does_too_late_is_undone() {
+        let core = Core::start(0, Duration::ZERO).unwrap();
+        let (end, hangs) = mpsc::channel::<()>();
+        core.sender().send(move |_| assert!(hangs.recv().is_err())).unwrap();
+        let (tell, told) = mpsc::channel();
+        let publish = move |reactor: &Reactor| {
+            let key = reactor.publish(Rc::new(7));
+            tell.send(key).unwrap();
+            key
+        };
+        let withdraw = |reactor: &Reactor, key| drop(reactor.withdraw(key));
+        let refusal = look_or_undo(core.sender(), publish.clone(), withdraw).await.unwrap_err();
+        assert!(refusal.may_pass && refusal.error.contains("has not answered"), "{refusal}");
+        drop(end);
+        let is_there = |key| call(core.sender(), async move |reactor| reactor.get(key).is_some());
+        assert_eq!(is_there(told.recv().unwrap()).await, Ok(false));
+        let key = call(core.sender(), async move |reactor| publish(&reactor)).await.unwrap();
+        assert_eq!(is_there(key).await, Ok(true));
+    }
 }

@@ -21,6 +21,7 @@ const DRIVE_BYTES: u64 = 64 << 20;
 const SOON_SECONDS: u64 = 40;
 /// An export waits for so long for a reactor that hangs, and a little more.
 const GIVE_UP_SECONDS: u64 = 100;
+const TRIES: u32 = 5;
 /// PTRACE_SEIZE and PTRACE_INTERRUPT of one thread, until its input ends (linux/ptrace.h).
 const HALT: &str = "
 import ctypes, os, sys
@@ -65,18 +66,19 @@ impl Drop for Halted {
     }
 }
 
-/// The CPU of the reactor that has the array.
-fn home(daemon: &Daemon) -> u64 {
-    daemon.json("array show a")["cpu"].as_u64().unwrap()
-}
-
 #[test]
 fn a_reactor_that_hangs_keeps_nobody_from_other_changes() {
     let daemon = Daemon::with_array(1, 2);
     daemon.ok("volume create v --array a --size 16M");
     daemon.ok("export create e --volume v");
-    let Some(halted) = Halted::new(&daemon, home(&daemon)) else { return };
-    for line in ["upgrade", "upgrade --force", "array stop a --force", "array delete a --force"] {
+    let Some(halted) = Halted::new(&daemon, home(&daemon, "a")) else { return };
+    for line in [
+        "upgrade",
+        "upgrade --force",
+        "array grow a",
+        "array stop a --force",
+        "array delete a --force",
+    ] {
         let output = daemon.run(line);
         let said = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{line}: {said}");
@@ -90,8 +92,43 @@ fn a_reactor_that_hangs_keeps_nobody_from_other_changes() {
     daemon.ok("array stop a");
 }
 
+/// The CPU of the reactor that has the array.
+fn home(daemon: &Daemon, array: &str) -> u64 {
+    daemon.json(&format!("array show {array}"))["cpu"].as_u64().unwrap()
+}
+
 #[test]
 fn an_export_that_was_down_comes_up_beside_a_reactor_that_hangs() {
+    comes_up_beside(Halted::new);
+}
+
+/// One that does not answer cannot be let go, which is tried again and again.
+#[test]
+fn an_export_that_was_down_comes_up_beside_an_array_that_cannot_be_let_go() {
+    comes_up_beside(|daemon, cpu| {
+        ["d2", "d3"].iter().for_each(|name| daemon.attach_new(name));
+        daemon.ok("array create c --level 1 --drives d2,d3");
+        daemon.ok("volume create w --array c --size 16M");
+        daemon.ok("export create w --volume w");
+        for _ in 0..TRIES {
+            daemon.ok("array on-demand c");
+            let its_cpu = daemon.json("array show c")["cpu"].as_u64();
+            let halted = Halted::new(daemon, cpu)?;
+            // Each look takes two seconds, and it goes after five; or it has gone before.
+            if (0..4).all(|_| daemon.array_state("c") == "unavailable") {
+                assert_eq!(its_cpu, Some(cpu));
+                return Some(halted);
+            }
+            drop(halted);
+            daemon.ok("array on-demand c --off");
+            daemon.ok("array start c");
+        }
+        panic!("it is always let go at once");
+    });
+}
+
+/// `hang`: has the reactor of a CPU hang.
+fn comes_up_beside(hang: impl Fn(&Daemon, u64) -> Option<Halted>) {
     let allowed = rustix::thread::sched_getaffinity(None).unwrap();
     let cpus = (0..rustix::thread::CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu));
     let [first, second] = cpus.take(2).map(|cpu| cpu as u64).collect::<Vec<_>>()[..] else {
@@ -101,15 +138,15 @@ fn an_export_that_was_down_comes_up_beside_a_reactor_that_hangs() {
     daemon.stop();
     daemon.start_again_with(&[&format!("--cores={first},{second}")]);
     daemon.ok("volume create v --array a --size 16M");
-    let cpu = home(&daemon);
+    let cpu = home(&daemon, "a");
     daemon.ok(&format!("export create e --volume v --path @/e.sock --cores {cpu}"));
     daemon.stop();
     let socket = daemon.path("e.sock");
     let taken = UnixListener::bind(&socket).unwrap();
     daemon.start_again();
-    assert_eq!(home(&daemon), cpu);
+    assert_eq!(home(&daemon, "a"), cpu);
     assert_eq!(daemon.json("export show e")["state"], "down");
-    let Some(_halted) = Halted::new(&daemon, first + second - cpu) else { return };
+    let Some(_halted) = hang(&daemon, first + second - cpu) else { return };
     drop(taken);
     std::fs::remove_file(socket).unwrap();
     daemon.wait_for("export show e", |export| export["state"] == "listening");

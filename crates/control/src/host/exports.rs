@@ -6,8 +6,10 @@ use std::time::Duration;
 
 use ashlar_format::array_superblock::Policy;
 use ashlar_pool::offer::Offer;
+use ashlar_pool::pool::Pool;
 use ashlar_pool::volume::Volume;
 use ashlar_raid::status::ArrayStatus;
+use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::join::join_all;
 use ashlar_reactor::registry::Key;
 use ashlar_target::export::Part;
@@ -262,7 +264,8 @@ impl Host {
         let offer = offer.map_err(|error| {
             Refusal::failed(format!("the volume cannot be offered to CPU {core}: {error}"))
         })?;
-        engine::look(self.core(core), move |reactor| reactor.publish(Rc::new(offer.open(reactor))))
+        let publish = move |reactor: &Reactor| reactor.publish(Rc::new(offer.open(reactor)));
+        engine::look_or_undo(self.core(core), publish, |reactor, key| drop(reactor.withdraw(key)))
             .await
     }
 
@@ -273,24 +276,14 @@ impl Host {
         known: &KnownExport,
     ) -> Answer<Result<Published, String>> {
         let (name, meant) = (known.volume.clone(), known.volume_uuid);
-        self.on_array(array, async move |reactor, pool| {
-            let none = || format!("there is no volume {name}");
-            let volume = pool.volume(&name).ok_or_else(none)?;
-            let uuid = Uuid::from_bytes(volume.uuid());
-            match meant {
-                // Perhaps made on another host that had the array meanwhile.
-                Some(meant) if meant != uuid => Err(format!(
-                    "volume {name} is another one than was exported: {uuid}, not {meant}"
-                )),
-                Some(_) | None => {
-                    let disk = on_demand::disk(&volume);
-                    let key = reactor.publish(Rc::new(volume));
-                    let atomic_bytes = atomic_bytes(&pool.array().status());
-                    Ok(Published { key, uuid, disk, atomic_bytes })
-                }
-            }
-        })
-        .await
+        let publish = move |reactor: &Reactor| {
+            reactor.get(array.pool).map(|pool| publish(reactor, &pool, &name, meant))
+        };
+        let withdraw = |reactor: &Reactor, found: Option<Result<Published, String>>| {
+            drop(found.and_then(Result::ok).map(|published| reactor.withdraw(published.key)));
+        };
+        let found = engine::look_or_undo(self.core(array.core), publish, withdraw).await?;
+        found.ok_or_else(|| Refusal::conflict("the array was stopped meanwhile"))
     }
 
     /// A reactor that hangs does it once it goes on, and keeps nobody from other changes.
@@ -737,6 +730,28 @@ struct Published {
     disk: KnownDisk,
     /// Writes up to so many bytes are there as a whole after a power cut, or not at all.
     atomic_bytes: u32,
+}
+
+fn publish(
+    reactor: &Reactor,
+    pool: &Pool,
+    name: &str,
+    meant: Option<Uuid>,
+) -> Result<Published, String> {
+    let volume = pool.volume(name).ok_or_else(|| format!("there is no volume {name}"))?;
+    let uuid = Uuid::from_bytes(volume.uuid());
+    match meant {
+        // Perhaps made on another host that had the array meanwhile.
+        Some(meant) if meant != uuid => {
+            Err(format!("volume {name} is another one than was exported: {uuid}, not {meant}"))
+        }
+        Some(_) | None => {
+            let disk = on_demand::disk(&volume);
+            let key = reactor.publish(Rc::new(volume));
+            let atomic_bytes = atomic_bytes(&pool.array().status());
+            Ok(Published { key, uuid, disk, atomic_bytes })
+        }
+    }
 }
 
 /// What the policy keeps; in place, a write may be torn between any two sectors.

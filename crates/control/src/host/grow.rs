@@ -12,7 +12,7 @@ use crate::refusal::{Answer, Refusal};
 impl Host {
     pub async fn grow_array(&self, name: &str, request: ArrayGrow) -> Answer<ArrayGrown> {
         let _change = self.begin().await?;
-        let running = self.running_array(name)?;
+        let running = self.answering_array(name).await?;
         let gained_bytes = if request.add.is_empty() {
             self.use_larger_drives(running).await?
         } else {

@@ -22,6 +22,7 @@ use std::time::Duration;
 use ashlar_pool::volume::Volume;
 use ashlar_raid::lease::{BEAT_PERIOD, WATCH_BEATS, age, is_others, is_own, owner_name};
 use ashlar_target::export::Usage;
+use tokio::sync::MutexGuard;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 use uuid::Uuid;
@@ -223,10 +224,10 @@ impl Host {
             }
             if is_let_go(&usages, now - used, now - began) {
                 self.let_go(running).await;
-                again = now + AGAIN;
+                again = Instant::now() + AGAIN;
             } else if self.has_waiting(running.uuid) {
                 self.start_waiting_of(running).await;
-                again = now + AGAIN;
+                again = Instant::now() + AGAIN;
             }
         }
     }
@@ -283,16 +284,23 @@ impl Host {
         })
     }
 
+    /// The right to change things, for an array whose reactor answers: one that hangs is waited for
+    /// before that, where it keeps nobody from changes.
+    async fn turn_for(&self, running: Running) -> Option<MutexGuard<'_, ()>> {
+        self.snapshot(running).await.ok()?;
+        let turn = self.changes.lock().await;
+        // Others may have had theirs for long.
+        self.snapshot(running).await.ok()?;
+        Some(turn)
+    }
+
     /// Stops an array whose guests are gone or stopped. Its exports go on, and wait. One that
     /// cannot be flushed stays.
     async fn let_go(&self, running: Running) {
-        let _turn = self.changes.lock().await;
+        let Some(_turn) = self.turn_for(running).await else { return };
         // A guest may have come while others changed something.
         let is_unused = || self.usages_of(running.uuid).is_some_and(|its| !is_needed(&its));
         if !self.is_as_before(running.uuid, Some(running)) || !is_unused() {
-            return;
-        }
-        if self.snapshot(running).await.is_err() {
             return;
         }
         let name = self.array_name(running.uuid);
@@ -402,7 +410,7 @@ impl Host {
 
     /// Serves exports of an array that is here, and that could not be served before.
     async fn start_waiting_of(&self, running: Running) {
-        let _turn = self.changes.lock().await;
+        let Some(_turn) = self.turn_for(running).await else { return };
         for (name, known) in self.exports_of(running.uuid) {
             let waits = self.look(|state| state.waiting.contains_key(&name));
             if waits && self.is_as_before(running.uuid, Some(running)) {
