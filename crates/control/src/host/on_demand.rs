@@ -52,6 +52,8 @@ const STILL: Duration = Duration::from_secs(2 * BEAT_PERIOD.as_secs());
 const AGAIN: Duration = Duration::from_secs(1);
 /// For as long another host sees that a lease stands still, and watches it, and a little more.
 const OTHERS_TURN: Duration = BEAT_PERIOD.saturating_mul(WATCH_BEATS + 4);
+/// A look that comes later than this says nothing of the time before it.
+const LATE: Duration = Duration::from_secs(1);
 
 /// Those who follow arrays on demand, one each: who waits for one holds up no other.
 pub type Followers = BTreeMap<Uuid, JoinHandle<()>>;
@@ -63,6 +65,13 @@ fn is_let_go(usages: &[Usage], idle: Duration, here: Duration) -> bool {
     // starts them here again if the move fails, and is given the array again.
     let moves = usages.contains(&Usage::Leaving) && here >= STAY;
     !is_needed(usages) && (moves || idle >= QUIET)
+}
+
+/// When rings were started last, as far as somebody looked: this process or the machine may have
+/// stood still, and the guest with it.
+fn used_until(used: Instant, slept: Instant, now: Instant) -> Instant {
+    let unseen = now - slept;
+    if unseen > LATE { used + unseen } else { used }
 }
 
 fn is_needed(usages: &[Usage]) -> bool {
@@ -213,9 +222,11 @@ impl Host {
         let began = Instant::now();
         let (mut used, mut again) = (began, began);
         while self.is_as_before(running.uuid, Some(running)) {
+            let slept = Instant::now();
             sleep(LOOK_INTERVAL).await;
-            let Some(usages) = self.usages_of(running.uuid) else { continue };
             let now = Instant::now();
+            used = used_until(used, slept, now);
+            let Some(usages) = self.usages_of(running.uuid) else { continue };
             if is_needed(&usages) {
                 used = now;
             }
@@ -491,5 +502,14 @@ mod tests {
         for (usages, idle, here, expected) in cases {
             assert_eq!(is_let_go(usages, idle, here), expected, "{usages:?} {idle:?} {here:?}");
         }
+    }
+
+    #[test]
+    fn an_array_is_not_idle_while_nobody_looks() {
+        let used = Instant::now();
+        let slept = used + LOOK_INTERVAL;
+        assert_eq!(used_until(used, slept, slept + LATE), used);
+        let now = slept + QUIET;
+        assert_eq!(now - used_until(used, slept, now), LOOK_INTERVAL);
     }
 }
