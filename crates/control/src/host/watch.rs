@@ -120,12 +120,13 @@ impl Host {
         let why = Refusal::conflict(format!("{taker} has taken array {name} over"))
             .fix(format!("stop it there, then `ashlar array start {name}`"));
         tracing::error!(array = name, "stopped: {}", why.line());
-        // It has nothing to put to rest that it could still write.
-        let _ = self.stop_running(running).await;
-        // One on demand comes back by itself, to a guest that starts here then.
+        // Before it is stopped: whoever looks then is told why. One on demand comes back by itself,
+        // to a guest that starts here then.
         if !self.is_on_demand(array) {
             self.look(|state| state.unavailable.insert(array, why));
         }
+        // It has nothing to put to rest that it could still write.
+        let _ = self.stop_running(running).await;
     }
 
     async fn watch_exports(&self, seen: &mut Seen) {
