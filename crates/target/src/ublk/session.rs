@@ -294,12 +294,7 @@ impl Session {
 
     async fn perform_in(&self, turn: Turn<'_>, operation: Operation) -> Result<(), Errno> {
         let permit = Permit::new(0);
-        match self.disk.serve_in(turn, Request { operation, permit }).await.status {
-            Status::Done => Ok(()),
-            Status::NoSpace => Err(Errno(libc::ENOSPC)),
-            Status::Failed => Err(Errno(libc::EIO)),
-            Status::Unsupported => Err(Errno(libc::EOPNOTSUPP)),
-        }
+        outcome(self.disk.serve_in(turn, Request { operation, permit }).await.status)
     }
 
     /// To the kernel's pages.
@@ -311,6 +306,16 @@ impl Session {
     fn get(&self, data: &mut Buffer, place: u64) -> Result<(), Errno> {
         let len = data.len();
         whole(rustix::io::pread(self.device.as_fd(), data.bytes_mut(), place), len)
+    }
+}
+
+/// What the kernel is told.
+fn outcome(status: Status) -> Result<(), Errno> {
+    match status {
+        Status::Done => Ok(()),
+        Status::NoSpace => Err(Errno(libc::ENOSPC)),
+        Status::Failed => Err(Errno(libc::EIO)),
+        Status::Unsupported => Err(Errno(libc::EOPNOTSUPP)),
     }
 }
 
@@ -329,6 +334,18 @@ mod tests {
 
     fn asked(operation: u32, first_sector: u64, sectors: u32) -> Asked {
         Asked::read(&Descriptor { operation, sectors, first_sector, address: 0 })
+    }
+
+    #[test]
+    fn what_the_kernel_is_told() {
+        assert_eq!(outcome(Status::Done), Ok(()));
+        for (status, errno) in [
+            (Status::NoSpace, libc::ENOSPC),
+            (Status::Failed, libc::EIO),
+            (Status::Unsupported, libc::EOPNOTSUPP),
+        ] {
+            assert_eq!(outcome(status), Err(Errno(errno)), "{status:?}");
+        }
     }
 
     #[test]
