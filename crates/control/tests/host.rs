@@ -142,7 +142,6 @@ fn a_file_outlives_the_daemon_and_is_deleted_with_the_export() {
     assert!(!path.exists());
 }
 
-/// Nobody mounts it again where its array does not come up.
 /// The daemon is killed, and the next one finds none of its drives. Returns where each is, and
 /// where it was put.
 fn without_drives(daemon: &mut Daemon) -> [(PathBuf, PathBuf); 2] {
@@ -160,6 +159,7 @@ fn with_drives_again(daemon: &mut Daemon, moved: &[(PathBuf, PathBuf)]) {
     daemon.start_again();
 }
 
+/// Nobody mounts it again where its array does not come up.
 #[test]
 fn a_dead_mount_goes_with_its_export() {
     if !rustix::process::geteuid().is_root() {
