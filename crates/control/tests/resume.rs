@@ -10,6 +10,7 @@ mod daemon;
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use ashlar_reactor::prng::Prng;
@@ -18,16 +19,22 @@ use serde_json::Value;
 
 /// Of load, for each kind of ring.
 const SECONDS_USUAL: u64 = 6;
+const UPGRADE_SECONDS: u64 = 8;
 /// Fewer kills in that time would mean little,
 const KILLS_MIN: u64 = 3;
+const UPGRADES_MIN: usize = 2;
 /// and on a busy machine it takes so many times as long until there were as many.
 const LONGER: [u64; 3] = [1, 3, 10];
-/// Beyond this a guest's own limits come near.
-const GAP_MS_MAX: u64 = 10_000;
+/// Beyond this a guest's own limits come near. A lease that took long to be written is watched for
+/// ten seconds and a half.
+const GAP_MS_MAX: u64 = 25_000;
 /// What is promised, on a machine that lets the daemon run: the longest pause after a kill,
 const KILL_MS: u64 = 3000;
 /// and the usual one while another program takes over.
 const UPGRADE_MS: u64 = 1000;
+
+/// Each of those that last wants two CPUs for itself.
+static ALONE: Mutex<()> = Mutex::new(());
 
 fn seconds() -> u64 {
     let told = std::env::var("ASHLAR_KILL_SECONDS").ok();
@@ -93,9 +100,9 @@ fn killed_under(daemon: &mut Daemon, ring: &str, more: &str, seconds: u64) -> (u
     (times, gap_ms)
 }
 
-/// One after the other: each wants two CPUs for itself.
 #[test]
 fn rings_go_on_after_kills() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     kill_under("split", "");
     kill_under("packed", "--descriptors direct --segments 3 --block 12K");
 }
@@ -110,43 +117,49 @@ fn memfds(daemon: &Daemon) -> usize {
 /// Its front end would see it if the socket were closed.
 #[test]
 fn guests_stay_connected_while_another_program_takes_over() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let daemon = Daemon::with_array(5, 4);
     daemon.ok("volume create v --array a --size 32M");
     daemon.ok("export create e --volume v");
-    let seconds = 8;
-    let load = |ring: &str| {
-        let line = format!(
-            "bench vhost --socket @/export/e.sock --force --rw randrw --verify --size 8M \
-             --queues 3 --depth 32 --ring {ring} --seconds {seconds} --json"
-        );
-        let load = daemon.run_beside(seconds + 60, &line);
-        daemon.wait_for("export show e", |export| export["queues_active"] == 3);
-        load
-    };
-    let process = daemon.json("status")["pid"].clone();
     let mut count = 0;
     for ring in ["split", "packed"] {
-        let mut load = load(ring);
-        assert!(memfds(&daemon) > 0, "a guest's memory");
-        let mut pauses = Vec::new();
-        while load.try_wait().unwrap().is_none() {
-            let after = daemon.json("upgrade");
-            count += 1;
-            assert_eq!((&after["count"], &after["error"]), (&count.into(), &Value::Null));
-            assert_eq!(daemon.json("status")["pid"], process);
-            pauses.push(after["paused_ms"].as_u64().unwrap());
-        }
-        let output = load.wait_with_output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{ring}: {said}\n{}", daemon.log());
-        say(&format!("{ring}: upgrades, guests waited for {pauses:?} ms ({UPGRADE_MS} promised)"));
-        assert!(pauses.len() >= 2 && pauses.iter().all(|ms| *ms < GAP_MS_MAX), "{pauses:?}");
-        pauses.sort_unstable();
-        assert!(pauses[pauses.len() / 2] < UPGRADE_MS, "{pauses:?}");
-        // It is gone, and no file of its memory is left.
-        daemon.wait_for("export show e", |_| memfds(&daemon) == 0);
+        let is_shown = |longer: u64| {
+            let mut pauses = upgraded_under(&daemon, ring, longer * UPGRADE_SECONDS, &mut count);
+            pauses.sort_unstable();
+            pauses.len() >= UPGRADES_MIN && pauses[pauses.len() / 2] < UPGRADE_MS
+        };
+        assert!(LONGER.into_iter().any(is_shown), "{ring}: guests wait for too long");
     }
     assert_eq!(daemon.array_state("a"), "optimal");
+}
+
+/// Upgrades the daemon as long as the load lasts; how long guests waited each time, in
+/// milliseconds. `count`: how many there were so far.
+fn upgraded_under(daemon: &Daemon, ring: &str, seconds: u64, count: &mut u64) -> Vec<u64> {
+    let line = format!(
+        "bench vhost --socket @/export/e.sock --force --rw randrw --verify --size 8M --queues 3 \
+         --depth 32 --ring {ring} --seconds {seconds} --json"
+    );
+    let mut load = daemon.run_beside(seconds + 60, &line);
+    daemon.wait_for("export show e", |export| export["queues_active"] == 3);
+    let process = daemon.json("status")["pid"].clone();
+    assert!(memfds(daemon) > 0, "a guest's memory");
+    let mut pauses = Vec::new();
+    while load.try_wait().unwrap().is_none() {
+        let after = daemon.json("upgrade");
+        *count += 1;
+        assert_eq!((&after["count"], &after["error"]), (&(*count).into(), &Value::Null));
+        assert_eq!(daemon.json("status")["pid"], process);
+        pauses.push(after["paused_ms"].as_u64().unwrap());
+    }
+    let output = load.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{ring}: {said}\n{}", daemon.log());
+    say(&format!("{ring}: upgrades, guests waited for {pauses:?} ms ({UPGRADE_MS} promised)"));
+    assert!(pauses.iter().all(|ms| *ms < GAP_MS_MAX), "{pauses:?}");
+    // It is gone, and no file of its memory is left.
+    daemon.wait_for("export show e", |_| memfds(daemon) == 0);
+    pauses
 }
 
 #[test]
@@ -155,7 +168,7 @@ fn a_front_end_within_a_message_delays_nobody_for_long() {
     daemon.ok("volume create v --array a --size 16M");
     daemon.ok("export create e --volume v");
     let mut front_end = UnixStream::connect(daemon.path("export/e.sock")).unwrap();
-    front_end.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    front_end.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     front_end.write_all(&[1, 0, 0]).unwrap();
     daemon.wait_for("export show e", |export| export["state"] == "connected");
     let after = daemon.json("upgrade");

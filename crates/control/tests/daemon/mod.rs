@@ -165,7 +165,7 @@ impl Daemon {
     pub fn start_again(&mut self) {
         assert!(self.process.is_none(), "it runs");
         self.process = Some(self.serve(&self.state.clone(), "api.sock"));
-        self.ok("status --wait-up 30");
+        self.ok("status --wait-up 55");
     }
 
     /// The same, told more on its command line from now on.
@@ -250,6 +250,12 @@ impl Daemon {
 
     /// What a command that must be refused said; nothing may have changed.
     pub fn refused(&self, line: &str) -> String {
+        self.try_refused(line)
+            .unwrap_or_else(|changed| panic!("{line} changed something: {changed}"))
+    }
+
+    /// The same. An error: something has changed, perhaps by itself.
+    pub fn try_refused(&self, line: &str) -> Result<String, String> {
         let before = self.everything();
         let output = self.run(line);
         let (stdout, stderr) = texts(&output);
@@ -263,8 +269,10 @@ impl Daemon {
             }
             after = self.everything();
         }
-        assert_eq!(after, before, "{line} changed something: {stderr}");
-        stderr
+        if after == before {
+            return Ok(stderr);
+        }
+        Err(format!("{stderr}\nbefore: {before:?}\nafter: {after:?}"))
     }
 
     /// A command that is not understood: status 2.
