@@ -30,6 +30,9 @@ const BLOCK: u32 = 8192;
 /// How often the daemon looks at guests.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 const TOGGLES: usize = 20;
+/// An array stays for so long after its last ring was stopped, and after it came.
+const STAY_SECONDS: u64 = 5;
+const TRIES: u32 = 5;
 const KIND_IN: u32 = 0;
 const KIND_OUT: u32 = 1;
 
@@ -225,13 +228,16 @@ fn a_guest_that_was_at_work_before_another_host_had_the_array_does_not_go_on() {
     is_there(&mut stale, 0);
     a.kill();
     let mut at_b = guest_at(&b);
+    // Longer than an answer is waited for.
+    wait_state(&b, "optimal");
     write(&mut at_b, 2);
     drop(at_b);
     wait_away(&b);
     a.start_again();
-    // It brings the array here, and is sent away.
-    let stale = again(stale, &a);
-    wait_state(&a, "optimal");
+    // It brings the array here, and is sent away: at any moment, once a ring has started.
+    let mut stale = stale.again(&a.path("export/e.sock"));
+    give_memory(&mut stale, &region, &log);
+    let _ = try_start_rings(&mut stale);
     let is_refused = |export: &serde_json::Value| {
         let why = export["error"].as_str().unwrap_or("");
         why.contains("before another host had the volume") && export["state"] == "listening"
@@ -289,9 +295,27 @@ fn a_guest_does_not_go_on_after_a_failover_and_back() {
 
 /// As QEMU does it, also once it has lost its connection.
 fn begin(guest: &mut FrontEnd, region: &VhostUserInflight, log: &File) {
+    give_memory(guest, region, log);
+    try_start_rings(guest).unwrap();
+}
+
+fn give_memory(guest: &mut FrontEnd, region: &VhostUserInflight, log: &File) {
     guest.front.set_inflight_fd(region, log.as_raw_fd()).unwrap();
     guest.front.add_mem_region(&guest.region()).unwrap();
-    (0..usize::from(QUEUES)).for_each(|queue| guest.start(queue, guest.used_index(queue)));
+}
+
+fn try_start_rings(guest: &mut FrontEnd) -> vhost::Result<()> {
+    (0..usize::from(QUEUES)).try_for_each(|queue| {
+        guest.try_start_at(queue, guest.used_index(queue), &FrontEnd::addresses(queue))
+    })
+}
+
+/// Waits until the error that is shown says all of it.
+fn wait_error(host: &Daemon, line: &str, said: &[&str]) {
+    host.wait_for(line, |shown| {
+        let why = shown["error"].as_str().unwrap_or("");
+        said.iter().all(|said| why.contains(said))
+    });
 }
 
 #[test]
@@ -300,11 +324,9 @@ fn an_array_in_use_stays_and_who_waits_is_told() {
     let mut at_a = guest_at(&a);
     write(&mut at_a, 0);
     let mut at_b = guest_at(&b);
-    b.wait_for("array show a", |array| array["state"] == "unavailable");
-    let why = b.json("array show a")["error"].as_str().unwrap().to_owned();
-    assert!(why.contains("has array a") && why.contains("no guest there"), "{why}");
-    let why = b.json("export show e")["error"].as_str().unwrap().to_owned();
-    assert!(why.contains("its guest waits for array a"), "{why}");
+    wait_error(&b, "array show a", &["has array a", "no guest there"]);
+    assert_eq!(b.array_state("a"), "unavailable");
+    wait_error(&b, "export show e", &["its guest waits for array a"]);
     // Others change what they like meanwhile; longer than it takes to see that the lease lives.
     for _ in 0..4 {
         b.ok("drive attach @/x.img --size 64M");
@@ -321,12 +343,14 @@ fn an_array_in_use_stays_and_who_waits_is_told() {
 
 /// A guest that boots stops its rings and starts them again, and a front end may play at moving.
 #[test]
+#[expect(clippy::disallowed_methods, reason = "a test's own clock")]
 fn an_array_does_not_bounce() {
     let Hosts { _store, a, .. } = Hosts::new();
-    for (features, most) in [(FEATURES, 0), (FEATURES | LOG_ALL, TOGGLES / 4)] {
+    for (features, first) in [(FEATURES, 0), (FEATURES | LOG_ALL, 1)] {
         let mut guest = guest_at(&a);
         write(&mut guest, 0);
         let before = count(&a, "let go: no guest");
+        let began = std::time::Instant::now();
         for _ in 0..TOGGLES {
             guest.front.set_features(features).unwrap();
             stop_rings(&guest);
@@ -336,10 +360,13 @@ fn an_array_does_not_bounce() {
             is_there(&mut guest, 0);
         }
         let bounced = count(&a, "let go: no guest") - before;
-        assert!(bounced <= most, "{bounced} times");
+        // One that moves takes it along at once, if it has been here for as long as it stays; one
+        // that does not leaves it here for as long.
+        let most = began.elapsed().as_secs() / STAY_SECONDS + first;
+        assert!(bounced as u64 <= most, "{bounced} times");
         drop(guest);
         wait_away(&a);
-        assert!(within(5000, || count(&a, "let go: no guest") == before + bounced + 1));
+        assert!(within(30_000, || count(&a, "let go: no guest") == before + bounced + 1));
     }
 }
 
@@ -410,9 +437,8 @@ fn a_host_that_lacks_a_drive_waits_for_it() {
     drop(at_a);
     wait_away(&a);
     let mut at_b = guest_at(&b);
-    b.wait_for("array show a", |array| array["state"] == "unavailable");
-    let why = b.json("array show a")["error"].as_str().unwrap().to_owned();
-    assert!(why.contains("newer data"), "{why}");
+    wait_error(&b, "array show a", &["newer data"]);
+    assert_eq!(b.array_state("a"), "unavailable");
     attach(&b, port, 1);
     is_there(&mut at_b, 0);
     assert_eq!(b.array_state("a"), "optimal");
@@ -452,7 +478,7 @@ fn a_drive_that_comes_back_is_tried_at_once() {
     write(&mut guest, 0);
     is_there(&mut guest, 0);
     let waited = waited_ms(&daemon);
-    assert!(waited.last().unwrap() < &25_000, "{waited:?}");
+    assert!(waited.last().unwrap() < &30_000, "{waited:?}");
 }
 
 #[test]
@@ -487,10 +513,23 @@ fn what_exports_have_while_they_wait_is_changed_and_refused() {
     a.ok("export delete n");
     a.ok("volume resize v --size 48M");
     a.ok("array on-demand a");
-    let refused = a.refused("array stop a");
-    assert!(refused.contains("array on-demand a --off"), "{refused}");
+    // It goes by itself, soon, which is no change by who is refused.
+    let refused = (0..TRIES).find_map(|_| {
+        a.ok("array on-demand a --off");
+        if a.array_state("a") == "stopped" {
+            a.ok("array start a");
+        }
+        a.ok("array on-demand a");
+        let said = a.try_refused("array stop a").ok()?;
+        (a.array_state("a") == "optimal").then_some(said)
+    });
+    let refused = refused.expect("it is always let go at once");
+    assert!(refused.contains("`ashlar array on-demand a --off` first"), "{refused}");
+    let mut guest = guest_at(&a);
+    write(&mut guest, 0);
     let refused = a.refused("export create n --volume v --kind nbd");
     assert!(refused.contains("an export by nbd cannot tell"), "{refused}");
+    drop(guest);
     wait_away(&a);
     // The other host hears of what was done only when it has the array, and so does its guest.
     let mut at_b = guest_at(&b);

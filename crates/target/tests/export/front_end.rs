@@ -117,17 +117,31 @@ impl FrontEnd {
     }
 
     pub fn start_at(&mut self, queue: usize, base: u16, addresses: &VringConfigData) {
-        self.set_up(queue, base, addresses);
-        self.front.set_vring_enable(queue, true).unwrap();
+        self.try_start_at(queue, base, addresses).unwrap();
+    }
+
+    /// An error: the device has hung up.
+    pub fn try_start_at(
+        &mut self,
+        queue: usize,
+        base: u16,
+        addresses: &VringConfigData,
+    ) -> vhost::Result<()> {
+        self.try_set_up(queue, base, addresses)?;
+        self.front.set_vring_enable(queue, true)
     }
 
     /// All of a ring, but that it is enabled.
     pub fn set_up(&mut self, queue: usize, base: u16, addresses: &VringConfigData) {
-        self.front.set_vring_num(queue, RING_SIZE).unwrap();
-        self.front.set_vring_base(queue, base).unwrap();
-        self.front.set_vring_addr(queue, addresses).unwrap();
-        self.front.set_vring_kick(queue, &self.kicks[queue]).unwrap();
-        self.front.set_vring_call(queue, &self.calls[queue]).unwrap();
+        self.try_set_up(queue, base, addresses).unwrap();
+    }
+
+    fn try_set_up(&self, queue: usize, base: u16, its: &VringConfigData) -> vhost::Result<()> {
+        self.front.set_vring_num(queue, RING_SIZE)?;
+        self.front.set_vring_base(queue, base)?;
+        self.front.set_vring_addr(queue, its)?;
+        self.front.set_vring_kick(queue, &self.kicks[queue])?;
+        self.front.set_vring_call(queue, &self.calls[queue])
     }
 
     /// Sends bytes past the protocol crate, with the memory's file or without, and returns the
