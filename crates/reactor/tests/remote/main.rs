@@ -341,7 +341,7 @@ fn who_is_away_for_too_long_is_gone() {
     let (op, _) = rig.read((0, 4096));
     assert_eq!(rig.run_all(vec![op, rig.write(8192, 1)]), [GONE, GONE]);
     let took = rig.reactor.now().since(began);
-    assert!((AWAY_MAX..AWAY_MAX + Duration::from_secs(2)).contains(&took), "{took:?}");
+    assert!((AWAY_MAX..2 * AWAY_MAX).contains(&took), "{took:?}");
     assert!(matches!(rig.drive.report().lost, Some(Trouble::Away(_))));
 }
 
@@ -352,7 +352,7 @@ fn who_does_not_answer_is_gone() {
     let began = rig.reactor.now();
     assert_eq!(rig.run(rig.write(8192, 1)), GONE);
     let took = rig.reactor.now().since(began);
-    assert!((AWAY_MAX..AWAY_MAX + Duration::from_secs(2)).contains(&took), "{took:?}");
+    assert!((AWAY_MAX..2 * AWAY_MAX).contains(&took), "{took:?}");
 }
 
 #[test]
@@ -405,7 +405,7 @@ fn what_came_too_late_is_not_begun_again() {
         (faults.cut_after, faults.no_reset) = (Some(0), true);
     }
     let (reactor, op) = (rig.reactor.clone(), rig.write(0, 5));
-    let until = rig.reactor.now().after(Duration::from_millis(500));
+    let until = rig.reactor.now().after(Duration::from_secs(2));
     // It is sent in time, and lost; when there is a connection again, its time is over.
     let outcome = rig.reactor.block_on(async move { reactor.submit_until(op, until).await });
     assert_eq!(outcome, Some(Err(Errno(libc::ETIMEDOUT))));
@@ -463,8 +463,8 @@ fn data_is_not_sent_too_late() {
     let from = Buffers::from(rig.reactor.buffer(256 << 10));
     from.copy_from_slice(&vec![5; 256 << 10]);
     let op = Op::Write { device: rig.device, offset: 0, from };
-    rig.model.faults().late_r2t = Some(Duration::from_millis(700));
-    let until = rig.reactor.now().after(Duration::from_millis(200));
+    rig.model.faults().late_r2t = Some(Duration::from_secs(3));
+    let until = rig.reactor.now().after(Duration::from_secs(2));
     let reactor = rig.reactor.clone();
     let outcome = rig.reactor.block_on(async move { reactor.submit_until(op, until).await });
     assert_eq!(outcome, Some(Err(Errno(libc::ETIMEDOUT))));
