@@ -5,6 +5,7 @@ the daemon stopped and killed.
 """
 
 import tempfile
+import time
 import unittest
 from pathlib import Path
 from unittest import mock
@@ -153,6 +154,11 @@ class Guest(unittest.TestCase):
         )
         writer = vm.spawn(script, on_line=lambda line: flushed.append(int(line)))
         vm.check("while ! [ -e /mnt/f20 ]; do sleep 0.1; done", timeout=120)
+        # What was said comes a while later.
+        deadline = time.monotonic() + 60
+        while len(flushed) < 20:
+            self.assertLess(time.monotonic(), deadline, "hardly anything was flushed")
+            time.sleep(0.05)
         made.engine.kill()
         said = list(flushed)
         vm.kill()
