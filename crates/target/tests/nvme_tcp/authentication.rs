@@ -260,7 +260,7 @@ fn a_host_that_says_nothing_has_to_go() {
     let offered = offered(secrets(&secret(), None));
     let mut wire = connected(&offered);
     // Longer than it may take.
-    wire.stream.set_read_timeout(Some(Duration::from_secs(15))).unwrap();
+    wire.stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     assert_eq!(wire.receive_pdu().map(|_| ()), Err(End::Closed));
     offered.end();
 }

@@ -186,7 +186,8 @@ fn a_silent_host_is_given_up() {
     let offered = Offered::open();
     let choice = Choice { keep_alive_ms: 200, ..Choice::PLAIN };
     let mut host = Host::connect(offered.at(), SUBSYSTEM, choice);
-    let mut lively = Host::named(offered.at(), (SUBSYSTEM, NEIGHBOUR), choice);
+    let longer = Choice { keep_alive_ms: 5000, ..Choice::PLAIN };
+    let mut lively = Host::named(offered.at(), (SUBSYSTEM, NEIGHBOUR), longer);
     // The lively one says so as often as it has to, for as long as the other is waited for.
     host.admin.stream.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
     while end_of(&mut host.admin) == End::Silent {
@@ -271,7 +272,7 @@ fn silent_connections_of_one_source_hold_nobody_up() {
     let silent: Vec<TcpStream> =
         (0..100).map(|_| TcpStream::connect(offered.at()).unwrap()).collect();
     // Well below what the silent ones may take.
-    let soon = Duration::from_secs(5);
+    let soon = Duration::from_secs(9);
     let began = now();
     let mut wire = Wire::over(connect_from(Ipv4Addr::new(127, 0, 0, 2), &offered), Choice::PLAIN);
     wire.connect((SUBSYSTEM, HOST), 0, ANY_CONTROLLER).unwrap();
