@@ -13,7 +13,7 @@
 //! stripe again and again, `memory` on so many in turn that no cache holds them. Contestants take
 //! turns in rounds of about a millisecond on one CPU, so that a change of the machine's speed meets
 //! all; the first rounds do not count. `ours/this` is the median of the ratios within each turn,
-//! of our last kernels. Before any timing each contestant works on the same stripe, and must leave
+//! of the kernels that arrays take here, which stand last. Before any timing each contestant works on the same stripe, and must leave
 //! the same bytes: the hash of them is printed.
 
 mod isal;
@@ -88,6 +88,8 @@ fn main() {
         Some(names) => names.split(',').any(|name| name == kernels.name()),
     });
     assert!(!kernels.is_empty(), "this CPU has no kernels {wanted:?}");
+    let taken = Kernels::detect().name();
+    kernels.sort_by_key(|kernels| kernels.name() == taken);
 
     stay_on_this_cpu();
     let isal = Isal::load();
@@ -123,7 +125,7 @@ struct Row {
     contestant: &'static str,
     /// GB/s, ascending.
     rates: Vec<f64>,
-    /// Of our last kernels' rate to this one's, ascending.
+    /// Of our last kernels' rate to this one's, ascending: arrays take those, if they are measured.
     ratios: Vec<f64>,
     /// Of a stripe after one piece of work.
     hash: u64,
