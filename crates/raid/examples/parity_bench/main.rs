@@ -13,8 +13,8 @@
 //! stripe again and again, `memory` on so many in turn that no cache holds them. Contestants take
 //! turns in rounds of about a millisecond on one CPU, so that a change of the machine's speed meets
 //! all; the first rounds do not count. `ours/this` is the median of the ratios within each turn,
-//! of the kernels that arrays take here, which stand last. Before any timing each contestant works on the same stripe, and must leave
-//! the same bytes: the hash of them is printed.
+//! of the kernels that arrays take here, which stand last. Before any timing each contestant works
+//! on the same stripe, and must leave the same bytes: the hash of them is printed.
 
 mod isal;
 
