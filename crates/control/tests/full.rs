@@ -48,15 +48,20 @@ fn copy(from: &str, to: &str) -> Output {
     Command::new("timeout").args(["60", "nbdcopy", from, to]).output().unwrap()
 }
 
+/// Drives that are sparse files there.
+fn attach_files(daemon: &Daemon, mounted: &Mounted, names: &[&str], bytes: u64) {
+    for name in names {
+        let file = mounted.place().join(name);
+        File::create(&file).unwrap().set_len(bytes).unwrap();
+        daemon.ok(&format!("drive attach {} --name {name}", file.display()));
+    }
+}
+
 #[test]
 fn a_full_file_system_is_told() {
     let daemon = Daemon::start();
     let Some(mounted) = Mounted::new(3 * DRIVE_BYTES) else { return };
-    for name in ["d0", "d1"] {
-        let file = mounted.place().join(name);
-        File::create(&file).unwrap().set_len(DRIVE_BYTES).unwrap();
-        daemon.ok(&format!("drive attach {} --name {name}", file.display()));
-    }
+    attach_files(&daemon, &mounted, &["d0", "d1"], DRIVE_BYTES);
     daemon.ok("array create a --level 1 --drives d0,d1");
     daemon.ok("volume create v --array a --size 16M");
     daemon.ok("export create n --volume v --kind nbd --path @/n.sock");
@@ -96,11 +101,7 @@ fn write_block(path: &Path, block: u64) -> std::io::Result<()> {
 fn each_way_tells_that_there_is_no_space() {
     let daemon = Daemon::start_beside(1, &[]);
     let Some(mounted) = Mounted::new(3 * DRIVE_BYTES) else { return };
-    for name in ["d0", "d1"] {
-        let file = mounted.place().join(name);
-        File::create(&file).unwrap().set_len(3 * DRIVE_BYTES).unwrap();
-        daemon.ok(&format!("drive attach {} --name {name}", file.display()));
-    }
+    attach_files(&daemon, &mounted, &["d0", "d1"], 3 * DRIVE_BYTES);
     let (nqn, at) = ("nqn.2026-01.example:full", "127.0.0.1:24131".parse().unwrap());
     daemon.ok("array create a --level 1 --drives d0,d1");
     daemon.ok("volume create v --array a --size 96M");
@@ -146,11 +147,7 @@ fn blocks_atomic(at: SocketAddr, nqn: &str) -> u32 {
 fn hosts_are_told_what_is_atomic_also_when_the_policy_changed_by_half() {
     let daemon = Daemon::start();
     let Some(mounted) = Mounted::new(4 * DRIVE_BYTES) else { return };
-    for name in ["d0", "d1", "d2"] {
-        let file = mounted.place().join(name);
-        File::create(&file).unwrap().set_len(DRIVE_BYTES).unwrap();
-        daemon.ok(&format!("drive attach {} --name {name}", file.display()));
-    }
+    attach_files(&daemon, &mounted, &["d0", "d1", "d2"], DRIVE_BYTES);
     let (nqn, at) = ("nqn.2026-01.example:full", "127.0.0.1:24130".parse().unwrap());
     daemon.ok("array create a --level 5 --drives d0,d1,d2");
     daemon.ok("volume create v --array a --size 16M");

@@ -170,7 +170,7 @@ impl Array {
             if journal.oldest() == oldest {
                 round?;
                 self.finish_kept().await?;
-                // As in a start.
+                // Before the destagers of a start, or after those of a stop.
                 let is_alone = self.destagers.get() == 0;
                 if is_alone && state() == before {
                     // There is no room in the ring for what has to be said first, and will be none.

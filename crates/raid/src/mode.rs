@@ -5,8 +5,8 @@
 //!      ▲──────────all in place, and the superblock says so durably─────────┘
 //! ```
 //!
-//! Which one it should be, `policy.rs` decides. It stays `Journaled` until most is in place: nobody
-//! waits for that; and where not all can be, which is tried again later.
+//! Which one it should be, `policy.rs` decides. It stays `Journaled` until most is in place, for
+//! which nobody waits; and where not all can be put in place, which is tried again later.
 
 use std::cell::Cell;
 use std::rc::Rc;

@@ -139,8 +139,7 @@ impl Array {
             let mut failed = Vec::new();
             if let Some(filled) = waiting.iter().find(|target| self.is_filled(target)) {
                 let Ok(_request) = self.admit_step().await else { return };
-                let saved = self.save_rebuild(filled, MemberState::Trusted);
-                let saved = shift.beside(saved).await;
+                let saved = shift.beside(self.save_rebuild(filled, MemberState::Trusted)).await;
                 failed.extend(saved.err().map(|why| (filled.clone(), why)));
             } else if let Some(leg) = self.next_leg(&waiting) {
                 self.fill_leg(&leg, &waiting, &given_up, &mut shift).await;

@@ -66,8 +66,7 @@ fn memfd(bytes: u64, flags: MemfdFlags) -> File {
 
 #[test]
 fn one_front_end_does_not_take_the_places_of_all() {
-    let file = File::from(memfd_create("guest", MemfdFlags::CLOEXEC).unwrap());
-    file.set_len(4096).unwrap();
+    let file = memfd(4096, MemfdFlags::empty());
     let (greedy, other) = (Alarm::new().unwrap(), Alarm::new().unwrap());
     let mut its: Vec<Mapped> =
         (0..PLACES_OF_ONE).map(|_| Mapped::new(&file, 4096, &greedy)).collect();
