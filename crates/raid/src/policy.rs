@@ -67,6 +67,22 @@ impl Array {
         }
     }
 
+    /// Without a write that waits for it: a degraded array is covered at once. Until it is, a crash
+    /// takes what was written lately for stripes that wait for resync.
+    pub(crate) fn change_mode_if_due(self: &Rc<Self>) {
+        let waits = self.modes.switching.get() || self.stays_journaled();
+        if self.wanted_mode() == self.modes.mode.get() || waits {
+            return;
+        }
+        let array = self.clone();
+        self.reactor.spawn(async move {
+            // What fails now is tried again in the next round, or by the next write.
+            if let Ok(_request) = array.admit_step().await {
+                let _ = array.enter_mode().await;
+            }
+        });
+    }
+
     /// Who else switches is waited for, and what is wanted looked at again.
     async fn switch_to(self: &Rc<Self>, wanted: Mode) -> Result<(), ArrayError> {
         let _pause = self.modes.pause(&self.reactor).await;

@@ -9,7 +9,8 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
-use ashlar_format::array_superblock::Level;
+use ashlar_format::array_superblock::{Level, Policy};
+use ashlar_format::units::MemberIndex;
 use ashlar_raid::array::Array;
 use ashlar_raid::label;
 use ashlar_raid::settings::SettingsChange;
@@ -196,6 +197,35 @@ fn after_a_stop_nothing_is_replayed() {
         let drives = (0..3).map(|number| plug_in(&reactor, number)).collect();
         let array = Array::assemble(&reactor, drives, AssembleOptions::default()).await.unwrap();
         assert_eq!(array.status().replayed, Some(Replayed::default()));
+        array.stop().await.unwrap();
+    });
+}
+
+/// Policy `bitmap`: the regions of what was written lately are dirty when a member is lost. Nobody
+/// writes any more, and still its blocks are there after a crash.
+#[test]
+fn what_was_written_before_a_member_was_lost_is_there_after_a_crash() {
+    run(|reactor| async move {
+        let kind = (Level::Raid5, 3);
+        let array = full_array(&reactor, kind, SettingsChange::default(), |_| LATENCY).await;
+        array.set_policy(Policy::Bitmap).await.unwrap();
+        let mut blocks = Blocks::new();
+        let buffer = reactor.buffer(BLOCK as usize);
+        for at in (0..array.capacity()).step_by(1 << 20) {
+            buffer.copy_from_slice(&[9; BLOCK as usize]);
+            array.write(at, buffer.clone().into()).await.unwrap();
+            blocks.insert(at, Some(9));
+        }
+        array.pull_member(MemberIndex(1)).unwrap();
+        reactor.sleep(Duration::from_millis(500)).await;
+        assert!(array.status().dirty_regions > 0, "it is clean: nothing is tried here");
+        for drive in array.status().members.into_iter().filter_map(|member| member.drive) {
+            drive.pull();
+        }
+        let drives = [0, 2].map(|number| plug_in(&reactor, number)).to_vec();
+        let array = Array::assemble(&reactor, drives, AssembleOptions::default()).await.unwrap();
+        assert_eq!(array.status().unsynced_stripes, 0);
+        check(&reactor, &array, &blocks).await;
         array.stop().await.unwrap();
     });
 }
