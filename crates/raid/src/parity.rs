@@ -77,6 +77,8 @@ enum Set {
     Avx512Gfni,
     #[cfg(target_arch = "x86_64")]
     Avx512GfniPrefetch,
+    #[cfg(target_arch = "x86_64")]
+    Avx512GfniPrefetchL2,
 }
 
 impl Set {
@@ -91,6 +93,8 @@ impl Set {
         Set::Avx512Gfni,
         #[cfg(target_arch = "x86_64")]
         Set::Avx512GfniPrefetch,
+        #[cfg(target_arch = "x86_64")]
+        Set::Avx512GfniPrefetchL2,
     ];
 
     /// Does the CPU report the features that the functions of this set are compiled for?
@@ -100,7 +104,7 @@ impl Set {
             #[cfg(target_arch = "x86_64")]
             Set::Avx2 | Set::Avx2Streaming => is_x86_feature_detected!("avx2"),
             #[cfg(target_arch = "x86_64")]
-            Set::Avx512Gfni | Set::Avx512GfniPrefetch => {
+            Set::Avx512Gfni | Set::Avx512GfniPrefetch | Set::Avx512GfniPrefetchL2 => {
                 is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("gfni")
             }
         }
@@ -113,7 +117,9 @@ impl Set {
             // Only beside memory; what an array works on was just copied or read.
             Set::Avx2Streaming => false,
             #[cfg(target_arch = "x86_64")]
-            Set::Avx512GfniPrefetch => is_intel(),
+            Set::Avx512GfniPrefetch => is_made_by(b"GenuineIntel"),
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx512GfniPrefetchL2 => is_zen_4(),
             #[cfg(target_arch = "x86_64")]
             Set::Avx2 | Set::Avx512Gfni => true,
             Set::Scalar => true,
@@ -122,9 +128,17 @@ impl Set {
 }
 
 #[cfg(target_arch = "x86_64")]
-fn is_intel() -> bool {
+fn is_made_by(maker: &[u8; 12]) -> bool {
     let vendor = std::arch::x86_64::__cpuid(0);
-    [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).as_flattened() == b"GenuineIntel"
+    [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).as_flattened() == maker
+}
+
+/// Of those that know AVX-512: family 0x19, which is told as 0xf and 0xa more (AMD64 APM volume 3,
+/// CPUID function 1).
+#[cfg(target_arch = "x86_64")]
+fn is_zen_4() -> bool {
+    let signature = std::arch::x86_64::__cpuid(1).eax;
+    is_made_by(b"AuthenticAMD") && (signature >> 8 & 0xf, signature >> 20 & 0xff) == (0xf, 0xa)
 }
 
 /// Calls one function of the kernel file that belongs to `$set`.
@@ -145,6 +159,9 @@ macro_rules! dispatch {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the same.
             Set::Avx512GfniPrefetch => unsafe { avx512::prefetch::$function($($argument),*) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: the same.
+            Set::Avx512GfniPrefetchL2 => unsafe { avx512::prefetch_l2::$function($($argument),*) },
         }
     };
 }
@@ -175,6 +192,8 @@ impl Kernels {
             Set::Avx512Gfni => "avx512-gfni",
             #[cfg(target_arch = "x86_64")]
             Set::Avx512GfniPrefetch => "avx512-prefetch",
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx512GfniPrefetchL2 => "avx512-prefetch-l2",
         }
     }
 
@@ -240,18 +259,20 @@ impl Kernels {
         let length = first.len();
         assert_lengths(length, present.iter().map(|(_, bytes)| bytes.len()));
         assert_lengths(length, missing.iter().map(|(_, bytes)| bytes.len()));
+        // Inline for all chunks of the widest stripe: it never allocates.
+        let mut sources = SmallVec::<[&[u8]; CHUNKS_MAX]>::new();
         if let [(id, into)] = missing
-            && let Some(others) = others_and_p(k, *id, present)
+            && has_others_and_p(k, *id, present)
         {
-            self.combine(others.as_chunks::<1>().0, &FACTORS[..k], &mut [into], false);
+            let others = present.iter().filter(|(other, _)| other <= &k && other != id);
+            others.for_each(|(_, bytes)| sources.push(bytes));
+            self.combine(sources.as_chunks::<1>().0, &FACTORS[..k], &mut [into], false);
             return Ok(());
         }
         let present_ids = present.iter().map(|(id, _)| *id);
         let missing_ids = missing.iter().map(|(id, _)| *id);
         let recovery = solve::plan(k, m, present_ids, missing_ids)?;
 
-        // Inline for all chunks of the widest stripe: it never allocates.
-        let mut sources = SmallVec::<[&[u8]; CHUNKS_MAX]>::new();
         sources.extend(recovery.positions().map(|position| present[position].1));
         let mut outputs = SmallVec::<[&mut [u8]; PARITY_CHUNKS_MAX]>::new();
         outputs.extend(missing.iter_mut().map(|(_, bytes)| &mut **bytes));
@@ -290,21 +311,16 @@ impl Kernels {
     }
 }
 
-/// If they are all among `present`: P and the data chunks but `lost`, whose sum that one is. It is
-/// the usual case, and the plan of the others takes as long as 4 KiB of it.
-fn others_and_p<'a>(
-    k: usize,
-    lost: usize,
-    present: &[(usize, &'a [u8])],
-) -> Option<SmallVec<[&'a [u8]; CHUNKS_MAX]>> {
+/// Whether P and the data chunks but `lost` are among `present`, whose sum that one is. It is the
+/// usual case, and the plan of the others takes as long as 4 KiB of it.
+fn has_others_and_p(k: usize, lost: usize, present: &[(usize, &[u8])]) -> bool {
     if lost >= k {
-        return None;
+        return false;
     }
-    let others = present.iter().filter(|(id, _)| *id <= k && *id != lost);
-    let ids = others.clone().fold(0u64, |ids, (id, _)| ids | 1 << id);
+    let others = present.iter().map(|(id, _)| *id).filter(|id| *id <= k && *id != lost);
+    let ids = others.clone().fold(0u64, |ids, id| ids | 1 << id);
     let all = u64::MAX >> (CHUNKS_MAX - 1 - k) & !(1 << lost);
-    let others: SmallVec<_> = others.map(|(_, bytes)| *bytes).collect();
-    (ids == all && others.len() == k).then_some(others)
+    ids == all && others.count() == k
 }
 
 /// Kernels step over whole blocks: a length that is not one would leave its tail unprotected.

@@ -10,9 +10,11 @@
 //! Chunks of 64 KiB, what was tried: prefetching ahead gains up to 28 % from memory on a Xeon with
 //! 2 MiB of L2, whose own prefetchers lose so many streams, and costs nothing from L2 but where one
 //! output is a mere sum; asking for outputs, too, gains 10 % of 4+2 from L2. On Zen 5 it gains
-//! nothing, and loses from L2. So it has a module of its own. Stores past the caches gain a tenth
-//! from memory on Zen 5 and lose almost half for 4+2 from L2, while nothing here can tell the two
-//! apart: left out.
+//! nothing, and loses from L2. Zen 4 loses up to 40 % from memory by it, but gains 5 to 10 % where
+//! lines are asked for into L2 only; asking for all of them costs a fifth of 4+1 from L2, so fewer
+//! are where little is computed. So each way has a module of its own. Stores past the caches gain a
+//! tenth from memory on Zen 4 and 5 and lose a quarter to almost half for 4+2 from L2, while
+//! nothing here can tell the two apart: left out.
 //!
 //! Invariant, kept by `Kernels`: these functions are called only where the CPU reported avx512f
 //! and gfni; the slices of one call have the same length, a multiple of `LENGTH_UNIT`.
@@ -30,6 +32,17 @@ const VECTOR: usize = 64;
 const AHEAD: usize = 1024;
 /// With more, asking for the output of a sum delays its sources.
 const FEW_SOURCES: usize = 6;
+/// With more, and two outputs at least, much is computed beside the loads.
+const MANY_SOURCES: usize = 8;
+
+/// What is asked for ahead: nothing.
+const NOTHING: u8 = 0;
+/// Every line, into L1, and what is overwritten, too.
+const ALL: u8 = 1;
+/// Of what is read, one line of so many, into L2.
+const EACH: u8 = 2;
+const SECOND: u8 = 3;
+const FOURTH: u8 = 4;
 
 /// Vectors of one source in registers at once. With half or twice as many, 4+1 and 4+2 are up to
 /// 13 % slower from L2.
@@ -48,7 +61,7 @@ static MATRICES: [i64; 256] = matrices();
 /// `p` = sum of `sources`, `q` = sum of 2^i * `sources[i]`, by Horner's rule from the last source.
 #[target_feature(enable = "avx512f,gfni")]
 pub(super) fn sum_pq(sources: &[&[u8]], p: &mut [u8], q: &mut [u8]) {
-    sum_pq_of::<false>(sources, p, q);
+    sum_pq_of::<NOTHING>(sources, p, q);
 }
 
 /// `outputs[o]` = sum of `factors[i][o]` * (sum of `sources[i]`), or with `add`, += that.
@@ -59,16 +72,16 @@ pub(super) fn combine<const S: usize>(
     outputs: &mut [&mut [u8]],
     add: bool,
 ) {
-    combine_of::<S, false>(sources, factors, outputs, add);
+    combine_of::<S, NOTHING>(sources, factors, outputs, add);
 }
 
 /// The same, with prefetching.
 pub(super) mod prefetch {
-    use super::{Factors, combine_of, sum_pq_of};
+    use super::{ALL, Factors, combine_of, sum_pq_of};
 
     #[target_feature(enable = "avx512f,gfni")]
     pub(in super::super) fn sum_pq(sources: &[&[u8]], p: &mut [u8], q: &mut [u8]) {
-        sum_pq_of::<true>(sources, p, q);
+        sum_pq_of::<ALL>(sources, p, q);
     }
 
     #[target_feature(enable = "avx512f,gfni")]
@@ -78,32 +91,48 @@ pub(super) mod prefetch {
         outputs: &mut [&mut [u8]],
         add: bool,
     ) {
-        combine_of::<S, true>(sources, factors, outputs, add);
+        combine_of::<S, ALL>(sources, factors, outputs, add);
+    }
+}
+
+/// The same, with prefetching into L2.
+pub(super) mod prefetch_l2 {
+    use super::{Factors, SECOND, combine_of, sum_pq_of};
+
+    #[target_feature(enable = "avx512f,gfni")]
+    pub(in super::super) fn sum_pq(sources: &[&[u8]], p: &mut [u8], q: &mut [u8]) {
+        sum_pq_of::<SECOND>(sources, p, q);
+    }
+
+    #[target_feature(enable = "avx512f,gfni")]
+    pub(in super::super) fn combine<const S: usize>(
+        sources: &[[&[u8]; S]],
+        factors: &[Factors],
+        outputs: &mut [&mut [u8]],
+        add: bool,
+    ) {
+        combine_of::<S, SECOND>(sources, factors, outputs, add);
     }
 }
 
 #[inline]
 #[target_feature(enable = "avx512f,gfni")]
-fn sum_pq_of<const PREFETCH: bool>(sources: &[&[u8]], p: &mut [u8], q: &mut [u8]) {
+fn sum_pq_of<const ASK: u8>(sources: &[&[u8]], p: &mut [u8], q: &mut [u8]) {
     let two = _mm512_set1_epi64(MATRICES[2]);
     let sources = blocks_of_each(sources);
     let (last, others) = sources.split_last().expect("a stripe has data");
     let (p_blocks, q_blocks) = (blocks_mut::<WIDE>(p), blocks_mut::<WIDE>(q));
     for (index, (p_block, q_block)) in p_blocks.iter_mut().zip(q_blocks).enumerate() {
-        if PREFETCH {
-            ask_ahead(&last[index]);
-            if sources.len() <= FEW_SOURCES {
-                ask_ahead(p_block);
-                ask_ahead(q_block);
-            }
+        ask_ahead::<ASK, WIDE>(&last[index]);
+        if ASK == ALL && sources.len() <= FEW_SOURCES {
+            ask_ahead::<ASK, WIDE>(p_block);
+            ask_ahead::<ASK, WIDE>(q_block);
         }
         let mut p_total = load(&last[index]);
         let mut q_total = p_total;
         for source in others.iter().rev() {
             let block = &source[index];
-            if PREFETCH {
-                ask_ahead(block);
-            }
+            ask_ahead::<ASK, WIDE>(block);
             let data = load(block);
             for vector in 0..WIDE {
                 p_total[vector] = _mm512_xor_si512(p_total[vector], data[vector]);
@@ -117,50 +146,60 @@ fn sum_pq_of<const PREFETCH: bool>(sources: &[&[u8]], p: &mut [u8], q: &mut [u8]
 
 #[inline]
 #[target_feature(enable = "avx512f,gfni")]
-fn combine_of<const S: usize, const PREFETCH: bool>(
+fn combine_of<const S: usize, const ASK: u8>(
     sources: &[[&[u8]; S]],
     factors: &[Factors],
     outputs: &mut [&mut [u8]],
     add: bool,
 ) {
+    if ASK == SECOND && outputs.len() > 1 && sources.len() > MANY_SOURCES {
+        return combine_of::<S, EACH>(sources, factors, outputs, add);
+    }
     // As in encoding, the factors of the first output are often all one.
     let is_sum = factors.iter().all(|factors| factors[0] == 1);
     match (outputs.len(), is_sum) {
-        (1, true) => sum_of::<PREFETCH>(sources.as_flattened(), outputs[0], add),
-        (1, false) => combine_to::<1, WIDE, false, S, PREFETCH>(sources, factors, outputs, add),
-        (2, true) => combine_to::<2, WIDE, true, S, PREFETCH>(sources, factors, outputs, add),
-        (2, false) => combine_to::<2, WIDE, false, S, PREFETCH>(sources, factors, outputs, add),
-        (3, true) => combine_to::<3, WIDE, true, S, PREFETCH>(sources, factors, outputs, add),
-        (3, false) => combine_to::<3, WIDE, false, S, PREFETCH>(sources, factors, outputs, add),
-        (4, true) => combine_to::<4, WIDE, true, S, PREFETCH>(sources, factors, outputs, add),
-        (4, false) => combine_to::<4, WIDE, false, S, PREFETCH>(sources, factors, outputs, add),
-        (5, _) => combine_to::<5, WIDE, false, S, PREFETCH>(sources, factors, outputs, add),
-        (6, _) => combine_to::<6, NARROW, false, S, PREFETCH>(sources, factors, outputs, add),
-        (7, _) => combine_to::<7, NARROW, false, S, PREFETCH>(sources, factors, outputs, add),
-        (8, _) => combine_to::<8, NARROW, false, S, PREFETCH>(sources, factors, outputs, add),
+        (1, true) => sum_of::<ASK>(sources.as_flattened(), outputs[0], add),
+        (1, false) => combine_to::<1, WIDE, false, S, ASK>(sources, factors, outputs, add),
+        (2, true) => combine_to::<2, WIDE, true, S, ASK>(sources, factors, outputs, add),
+        (2, false) => combine_to::<2, WIDE, false, S, ASK>(sources, factors, outputs, add),
+        (3, true) => combine_to::<3, WIDE, true, S, ASK>(sources, factors, outputs, add),
+        (3, false) => combine_to::<3, WIDE, false, S, ASK>(sources, factors, outputs, add),
+        (4, true) => combine_to::<4, WIDE, true, S, ASK>(sources, factors, outputs, add),
+        (4, false) => combine_to::<4, WIDE, false, S, ASK>(sources, factors, outputs, add),
+        (5, _) => combine_to::<5, WIDE, false, S, ASK>(sources, factors, outputs, add),
+        (6, _) => combine_to::<6, NARROW, false, S, ASK>(sources, factors, outputs, add),
+        (7, _) => combine_to::<7, NARROW, false, S, ASK>(sources, factors, outputs, add),
+        (8, _) => combine_to::<8, NARROW, false, S, ASK>(sources, factors, outputs, add),
         (0, _) => {}
         (count, _) => unreachable!("{count} outputs"),
     }
 }
 
 /// `output` = sum of `sources`, or with `add`, += that. There is too little to do beside the loads
-/// to ask for sources ahead, or to find each block anew; but asking for what is to be overwritten
-/// gains 5 % where sources are few.
+/// to ask for every source ahead, or to find each block anew; but asking for what is to be
+/// overwritten gains 5 % where sources are few.
 #[inline]
 #[target_feature(enable = "avx512f,gfni")]
-fn sum_of<const PREFETCH: bool>(sources: &[&[u8]], output: &mut [u8], add: bool) {
+fn sum_of<const ASK: u8>(sources: &[&[u8]], output: &mut [u8], add: bool) {
+    if ASK == SECOND && sources.len() <= FEW_SOURCES {
+        return sum_of::<FOURTH>(sources, output, add);
+    }
     let sources = blocks_of_each(sources);
-    let asks = PREFETCH && sources.len() <= FEW_SOURCES;
+    let asks_output = ASK == ALL && sources.len() <= FEW_SOURCES;
     for (index, output) in blocks_mut::<WIDE>(output).iter_mut().enumerate() {
-        if asks {
-            ask_ahead(output);
+        if asks_output {
+            ask_ahead::<ASK, WIDE>(output);
         }
         let mut total = [_mm512_setzero_si512(); WIDE];
         if add {
             total = load(output);
         }
         for source in sources.iter().rev() {
-            let data = load(&source[index]);
+            let block = &source[index];
+            if ASK != ALL {
+                ask_ahead::<ASK, WIDE>(block);
+            }
+            let data = load(block);
             for vector in 0..WIDE {
                 total[vector] = _mm512_xor_si512(total[vector], data[vector]);
             }
@@ -177,7 +216,7 @@ fn combine_to<
     const WIDTH: usize,
     const SUM: bool,
     const S: usize,
-    const PREFETCH: bool,
+    const ASK: u8,
 >(
     sources: &[[&[u8]; S]],
     factors: &[Factors],
@@ -201,8 +240,8 @@ fn combine_to<
             }
         }
         for (source, matrices) in sources.iter().zip(&matrices[..sources.len()]).rev() {
-            if PREFETCH {
-                source.iter().for_each(|part| ask_ahead(block::<WIDTH>(part, index)));
+            for part in source {
+                ask_ahead::<ASK, WIDTH>(block(part, index));
             }
             let data = load_sum::<WIDTH, S>(source, index);
             for (output, total) in totals.iter_mut().enumerate() {
@@ -261,11 +300,18 @@ fn blocks_of_each<'a>(sources: &[&'a [u8]]) -> SmallVec<[&'a [Block<WIDE>]; CHUN
 
 /// Prefetches what is `AHEAD` of a block; behind the end of its chunk, too.
 #[inline(always)]
-fn ask_ahead<const WIDTH: usize>(block: &Block<WIDTH>) {
+fn ask_ahead<const ASK: u8, const WIDTH: usize>(block: &Block<WIDTH>) {
     let ahead = block.as_flattened().as_ptr().wrapping_add(AHEAD);
     for vector in 0..WIDTH {
-        // SAFETY: a prefetch reads nothing, and does not fault wherever it points.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(ahead.wrapping_add(vector * VECTOR).cast()) };
+        let line = ahead.wrapping_add(vector * VECTOR).cast();
+        if ASK == ALL {
+            // SAFETY: a prefetch reads nothing, and does not fault wherever it points.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(line) };
+        }
+        if matches!((ASK, vector % 4), (EACH, _) | (SECOND, 0 | 2) | (FOURTH, 0)) {
+            // SAFETY: the same.
+            unsafe { _mm_prefetch::<_MM_HINT_T1>(line) };
+        }
     }
 }
 
