@@ -14,7 +14,7 @@ use crate::nvme_tcp::connection::Connection;
 use crate::nvme_tcp::namespace::{Namespace, is_allowed};
 
 /// How often connections are looked at for hosts that are late, and counters told to others.
-pub(crate) const WATCH_EVERY: Duration = Duration::from_secs(1);
+pub(crate) const WATCH_EVERY: Duration = Duration::from_millis(500);
 
 pub(crate) struct Branch {
     reactor: Reactor,

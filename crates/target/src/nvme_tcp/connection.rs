@@ -36,6 +36,7 @@ use ashlar_reactor::nvme::command::{
     Command, Completion, DATASET_RANGE_BYTES, DATASET_RANGES_MAX, Status,
 };
 use ashlar_reactor::nvme::pdu::{DIGEST_BYTES, DataDigest, Digests, Fault, LAST, SUCCESS};
+use ashlar_reactor::nvme::remote::QUIESCE_BORNE;
 use ashlar_reactor::op::Errno;
 use ashlar_reactor::socket::{CUT_OFF, Socket};
 use ashlar_reactor::task::TaskId;
@@ -74,11 +75,14 @@ const _: () = assert!(QUEUE_ENTRIES_MAX as u32 <= u128::BITS);
 /// Who has begun a PDU, was asked for data or does not fetch answers has to go on by then.
 pub(crate) const GO_ON_WITHIN: Duration = Duration::from_secs(30);
 /// So late a host may be with its sign of life, beyond what was agreed.
-const KEEP_ALIVE_GRACE: Duration = Duration::from_secs(1);
+const KEEP_ALIVE_GRACE: Duration = Duration::from_millis(500);
 /// After its keep-alive time a host that is silent has been given up by then: it was looked at, not
 /// quite by the second. A new controller of it waits for what is under way.
-pub(crate) const QUIET_WITHIN: Duration =
-    Duration::from_millis(500 + 1000 * (KEEP_ALIVE_GRACE.as_secs() + WATCH_EVERY.as_secs()));
+pub(crate) const QUIET_WITHIN: Duration = Duration::from_millis(1500);
+const _: () = assert!(
+    QUIET_WITHIN.as_millis() >= 500 + KEEP_ALIVE_GRACE.as_millis() + WATCH_EVERY.as_millis()
+);
+const _: () = assert!(QUIET_WITHIN.as_millis() <= QUIESCE_BORNE.as_millis());
 /// So long a host that has to go may take to fetch its last answers.
 const FAREWELL_WITHIN: Duration = Duration::from_secs(5);
 

@@ -15,7 +15,7 @@ use zerocopy::byteorder::little_endian::U16;
 
 use super::authentication::authenticate;
 use super::wire::{Payload, Wire};
-use super::{ANSWER_WITHIN, Target, Trouble};
+use super::{ANSWER_WITHIN, END_WITHIN, KEEP_ALIVE, Target, Trouble};
 use crate::clock::machine_time;
 use crate::nvme::chap::Names;
 use crate::nvme::command::{
@@ -26,12 +26,10 @@ use crate::nvme::fabrics::{
     ANY_CONTROLLER, Connect, ConnectData, Property, nqn_field, property_get, property_set,
 };
 
-/// How long the controller may hear nothing of us before it gives the association up (KATO).
-const KEEP_ALIVE: Duration = Duration::from_secs(3);
+/// How long it may take for a sign of life, before no command has waited for too long.
+const SIGN_WITHIN: Duration = Duration::from_secs(2);
 /// Nor may it act for longer than this after it has heard the last of us: reads and writes wait.
 const LASTS_MAX: Duration = Duration::from_secs(60);
-/// How long it may take to let go of the association.
-const END_WITHIN: Duration = Duration::from_millis(500);
 /// How long a read or write of labels may take.
 const MOVE_WITHIN: Duration = Duration::from_secs(5);
 /// How often a controller that is being enabled is looked at.
@@ -255,7 +253,8 @@ pub(super) struct Admin {
 
 impl Admin {
     pub(super) fn keep_alive(&mut self) -> Result<(), Trouble> {
-        call(&mut self.wire, Command::keep_alive(), Payload::None, "Keep Alive").map(|_| ())
+        let (command, what) = (Command::keep_alive(), "Keep Alive");
+        finish(self.wire.call(command, Payload::None, SIGN_WITHIN, what)?, what)
     }
 
     /// Whether the namespace is still the one of this name: another may have got its number, and
@@ -268,7 +267,7 @@ impl Admin {
             true => Command::identify_namespace_descriptors(self.namespace),
             false => Command::identify_namespace(self.namespace),
         };
-        let answer = self.wire.call(command, Payload::In(&mut page), ANSWER_WITHIN, "Identify")?;
+        let answer = self.wire.call(command, Payload::In(&mut page), SIGN_WITHIN, "Identify")?;
         let is_same = match asks_for_uuid {
             _ if !answer.status.is_success() => true,
             true => uuid_of(&page).is_none_or(|uuid| uuid == name.uuid),
@@ -486,8 +485,8 @@ mod tests {
             let lasts = FabricsIdentity::decode(&page).lasts();
             lasts.ok().map(|its| u32::try_from(its.as_millis()).unwrap())
         };
-        assert_eq!(lasts(0, 0, 0), Some(3000));
-        assert_eq!(lasts(10, 0, 2000), Some(5000));
+        assert_eq!(lasts(0, 0, 0), Some(2000));
+        assert_eq!(lasts(10, 0, 2000), Some(4000));
         assert_eq!(lasts(100, 1, 0), Some(20_000));
         assert_eq!(lasts(300, 1, 0), Some(60_000));
         assert_eq!(lasts(300, 1, 1), None);

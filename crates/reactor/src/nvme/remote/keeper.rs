@@ -28,9 +28,9 @@ use super::{Target, Trouble};
 use crate::clock::machine_time;
 
 /// A sign of life is given so often.
-const SIGN_EVERY: Duration = Duration::from_secs(1);
+const SIGN_EVERY: Duration = Duration::from_millis(500);
 /// With each so manieth of them the namespace is asked for one of its names.
-const LOOK_EVERY: usize = 2;
+const LOOK_EVERY: usize = 4;
 /// How long to wait before it is tried to connect again; doubled each time.
 const BACKOFF_MIN: Duration = Duration::from_millis(100);
 const BACKOFF_MAX: Duration = Duration::from_secs(2);
