@@ -148,11 +148,13 @@ class Run:
             chosen.name: sides.make(chosen, self.study, self.where.place, self.work)
             for chosen in self.study.side
         }
+        if not self.left():
+            return  # `run` starts nothing, so nothing stands in its way
         problems = []
         if self.study.where != Where.GUEST:  # there it is asked when the guest is there
             problems = self.missing_sides()
         if not problems and not self.left():
-            return  # `run` starts nothing, so nothing stands in its way
+            return  # what is left is of sides that are left out
         problems += [*self.where.problems(), *self.room_problems(host_program())]
         problems += machine.problems(self.study, self.sides, self.results.home)
         problems += self.drive_problems()

@@ -152,7 +152,11 @@ class GoingOn(unittest.TestCase):
             mock.patch.object(runs.machine, "problems", return_value=["too little memory"]),
         ):
             run.prepare()
-            run.results.cells = self.cells[1:]
+            with mock.patch.object(Side, "missing", return_value="its program is gone"):
+                run.prepare()
+                run.results.cells = self.cells[1:]
+                with self.assertRaisesRegex(runs.Refusal, "side ashlar: its program is gone"):
+                    run.prepare()
             with self.assertRaisesRegex(runs.Refusal, "no room\ntoo little memory"):
                 run.prepare()
 
