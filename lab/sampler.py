@@ -193,7 +193,7 @@ def row(samples: list[Sample], load: Measured, second: int) -> dict[str, object]
     counts = {f"array_{name}": rounded(its[name], 0) for name in COUNTERS}
     return dict.fromkeys(SECONDS) | counts | {
         "second": second,
-        "operations": operations,
+        "operations": round(operations),
         "latency_ms_mean": rounded(latency, 3),
         "storage_cores": rounded(its["storage_seconds"], 3),
         "guest_cores": rounded(its["guest_seconds"], 3),

@@ -12,6 +12,7 @@
 What it measured is in the seat's clock; `summary` puts several loads together.
 """
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -41,14 +42,17 @@ class Measured:
 
     began: float  # seconds since the epoch, when its warm-up was over
     seconds: float
-    operations: dict[int, int]  # that ended in each second since `began`; negative in the warm-up
+    # that ended in each second since `began`; negative in the warm-up. Of several loads, parts of
+    # what one did in a second of its own are in two of these
+    operations: dict[int, float]
     latency_ms_sums: dict[int, float]  # of these; none of a second in which nobody told it
     failed: int = 0
     notes: tuple[str, ...] = field(default=())
 
     @property
     def total(self) -> int:
-        return sum(count for second, count in self.operations.items() if 0 <= second < self.seconds)
+        its = self.operations.items()
+        return round(sum(count for second, count in its if 0 <= second < self.seconds))
 
 
 class Load(Protocol):
@@ -132,7 +136,7 @@ def missing_seconds_max(asked: float, emulated: bool) -> float:
 def summary(measured: list[Measured], emulated: bool = False) -> Measured:
     """Several loads as one: only the seconds in which all of them were measured count. Raises
     LoadError where they were not all measured at once."""
-    operations: dict[int, int] = {}
+    operations: dict[int, float] = {}
     sums: dict[int, float] = {}
     untold: set[int] = set()  # by one of them, so that it is not known of all
     began = max(one.began for one in measured)
@@ -145,16 +149,28 @@ def summary(measured: list[Measured], emulated: bool = False) -> Measured:
     if longest - seconds > max(LATE_SECONDS, missing_seconds_max(longest, emulated)):
         raise LoadError(f"{said}; give them more seconds, or fewer loads at once")
     for one in measured:
-        ahead = round(began - one.began)  # whole seconds: loads that start together differ by less
         for second, count in one.operations.items():
-            operations[second - ahead] = operations.get(second - ahead, 0) + count
-            if count and second not in one.latency_ms_sums:
-                untold.add(second - ahead)
-        for second, value in one.latency_ms_sums.items():
-            sums[second - ahead] = sums.get(second - ahead, 0.0) + value
+            for ours, share in shares(one, second, began, seconds):
+                operations[ours] = operations.get(ours, 0.0) + share * count
+                if count and second not in one.latency_ms_sums:
+                    untold.add(ours)
+                sums[ours] = sums.get(ours, 0.0) + share * one.latency_ms_sums.get(second, 0.0)
     sums = {second: value for second, value in sums.items() if second not in untold}
     late = longest - seconds > max(LATE_SECONDS, missing_seconds_max(longest, emulated=False))
     notes = tuple(dict.fromkeys(note for one in measured for note in one.notes))
     notes += (said,) * late
     failed = sum(one.failed for one in measured)
     return Measured(began, seconds, operations, sums, failed, notes)
+
+
+def shares(one: Measured, second: int, began: float, seconds: float) -> list[tuple[int, float]]:
+    """Of what a load did in one of its seconds: how much lies in which second since `began`, as if
+    it had been done evenly. Nothing does that was done after `seconds`."""
+    begin = second - (began - one.began)
+    width = min(1.0, one.seconds - second)  # the last may be a part of a second
+    found = []
+    for ours in (math.floor(begin), math.floor(begin) + 1):
+        inside = min(begin + width, ours + 1, seconds) - max(begin, ours)
+        if inside > 0:
+            found.append((ours, inside / width))
+    return found

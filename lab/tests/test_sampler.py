@@ -139,13 +139,15 @@ class Logs(unittest.TestCase):
         for ended, asked in [(105.9, 10), (155.0, 60), (103.4, 5)]:
             with self.assertRaises(LoadError):
                 pgbench.window(101.0, ended, asked, True)
-        one, two = (Measured(began, 5.0, {0: 5}, {}) for began in (100.0, 102.4))
+        each = dict.fromkeys(range(5), 50)
+        one, two = (Measured(began, 5.0, each, {}) for began in (100.0, 102.4))
         with self.assertRaisesRegex(LoadError, "measured together"):
             summary([one, two])
         both = summary([one, two], emulated=True)
         self.assertEqual(both.notes, ("2 loads were measured together for 2.6 s of 5.0: one was "
                                       "late",))  # fmt: skip
         self.assertAlmostEqual(both.seconds, 2.6)
+        self.assertEqual(both.total, 260)  # 100 a second, and no whole third second
         with self.assertRaisesRegex(LoadError, "measured together"):
             summary([one, Measured(102.6, 5.0, {0: 5}, {})], emulated=True)
         self.assertEqual(summary([one, one], emulated=True).notes, ())
@@ -206,12 +208,18 @@ class Logs(unittest.TestCase):
             self.assertEqual(found, wanted)
 
     def test_only_seconds_in_which_all_loads_were_measured_count(self):
-        one = Measured(100.0, 10.0, {0: 5, 1: 5}, {})
-        two = Measured(100.25, 10.0, {0: 7}, {}, failed=1, notes=("n",))
+        one = Measured(100.0, 10.0, {-1: 9, 0: 8, 1: 4, 9: 16}, {0: 80.0, 1: 80.0})
+        two = Measured(100.25, 10.0, {0: 7, 8: 1, 9: 4}, {0: 7.0}, failed=1, notes=("n",))
         both = summary([one, two])
         self.assertEqual((both.began, both.seconds), (100.25, 9.75))
-        self.assertEqual(both.operations, {0: 12, 1: 5})
-        self.assertEqual((both.total, both.failed, both.notes), (17, 1, ("n",)))
+        # a quarter of each second of the first was in the one before; the last has three quarters
+        self.assertEqual(both.operations, {-2: 2.25, -1: 8.75, 0: 14.0, 1: 3.0, 8: 5.0, 9: 15.0})
+        self.assertEqual(both.latency_ms_sums, {0: 87.0, 1: 60.0})
+        self.assertEqual((both.total, both.failed, both.notes), (37, 1, ("n",)))
+
+    def test_a_last_second_that_is_a_part_of_one_counts_whole(self):
+        one = Measured(100.0, 9.75, dict.fromkeys(range(10), 100), {})
+        self.assertEqual((summary([one]).total, summary([one, one]).total), (1000, 2000))
 
     def test_loads_that_begin_together_wait_for_each_other(self):
         def slept(at: float) -> str:
