@@ -146,6 +146,15 @@ class OfPgbench(InADirectory):
             ("1 logs of 2 loads", "the logs have 1 transactions, not 500"),
         )
 
+    def test_what_several_did_is_known_but_for_a_part_of_a_second(self):
+        """Seconds of theirs that lie on an edge of the measured time are dealt out evenly."""
+        ended = [((BEGAN + at) * 1e6, 5000) for at in range(10) for _ in range(20)]
+        for loads, told, notes in [(2, 220, 0), (2, 182, 0), (2, 223, 1), (1, 203, 1)]:
+            cell = replace(CELL, loads=loads, operations=told)
+            for load in range(loads):
+                self.log(f"vm{load}.log.gz", ended if load == 0 else [], cell)
+            self.assertEqual(len(stats.of(self.results, cell).notes), notes, cell)
+
     def test_nothing_was_done(self):
         self.log("host.log.gz", [])
         figures = stats.of(self.results, CELL)
