@@ -4,6 +4,8 @@
     for summary in stats.summaries(stats.of(results, cell) for cell in results.cells): …
 
 Only what ended within the measured seconds counts: `cell.began` up to `cell.began + cell.seconds`.
+fio adds up what each load did in its own time, and that is taken as it is, unless one was late:
+then rate and mean are made of its logs, of the seconds that all have in common.
 Where pgbench logged a share of its transactions only, that share is what rates are divided by.
 A percentile is the smallest latency that so many percent of all operations did not exceed (nearest
 rank): always one that was seen, never between two, and none with fewer than ten beyond it. Those of
@@ -13,13 +15,14 @@ several loads are of all their operations together; percentiles are never averag
 import gzip
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
+from lab.loads import lag_max
 from lab.results import Cell, Results, ResultsError
 
 PERCENTS = (50.0, 95.0, 99.0, 99.9, 99.95)
@@ -111,11 +114,7 @@ def of(results: Results, cell: Cell, log_share: float = 1) -> Figures:
     if logs := sorted(home.glob("*.log.gz")):
         return of_pgbench(cell, logs, log_share)
     if outputs := sorted(home.glob("*.json")):
-        rows = results.seconds_of(cell)
-        # fio tells nothing of its warm-up
-        told = [row for row in rows if row["operations"] and int(row["second"]) >= 0]
-        each_second = {int(row["second"]): int(row["operations"]) for row in told}
-        return of_fio(cell, outputs, each_second)
+        return of_fio(cell, outputs, results.seconds_of(cell))
     raise StatsError(f"{home} has neither a log of pgbench nor the output of fio")
 
 
@@ -185,8 +184,10 @@ def of_pgbench(cell: Cell, logs: list[Path], log_share: float = 1) -> Figures:
 # fio --------------------------------------------------------------------------------------------
 
 
-def of_fio(cell: Cell, outputs: list[Path], each_second: dict[int, int]) -> Figures:
+def of_fio(cell: Cell, outputs: list[Path], rows: list[dict[str, str]]) -> Figures:
     """fio leaves its ramp out by itself: all that its JSON counts was measured."""
+    told = [row for row in rows if row["operations"] and int(row["second"]) >= 0]
+    each_second = {int(row["second"]): int(row["operations"]) for row in told}
     jobs = [job for path in outputs for job in read_fio(path)["jobs"]]
     ways = [job[way] for job in jobs for way in ("read", "write") if job[way]["total_ios"]]
     failed = sum(job.get("total_err", 0) for job in jobs)
@@ -201,7 +202,7 @@ def of_fio(cell: Cell, outputs: list[Path], each_second: dict[int, int]) -> Figu
         notes.append("percentiles of several loads need bins: fio's output is to be json+")
     counted = sum(way[kind]["N"] for way in ways)
     mean_ns = sum(way[kind]["mean"] * way[kind]["N"] for way in ways) / counted if counted else 0
-    return Figures(
+    figures = Figures(
         cell,
         operations=operations,
         failed=failed,
@@ -212,6 +213,29 @@ def of_fio(cell: Cell, outputs: list[Path], each_second: dict[int, int]) -> Figu
         distribution=distribution,
         each_second=each_second,
         notes=tuple(notes),
+    )
+    longest = max(way["runtime"] for way in ways) / 1000
+    return in_common(figures, told) if longest - cell.seconds > lag_max(longest) else figures
+
+
+def in_common(figures: Figures, told: list[dict[str, str]]) -> Figures:
+    """Of the seconds in which all loads were measured: what fio adds up is of more than these. So
+    are its bins, and no percentile is known."""
+    cell = figures.cell
+    per_second = cell.operations / cell.seconds
+    timed = [row for row in told if row["latency_ms_mean"]]
+    counted = sum(int(row["operations"]) for row in timed)
+    took_ms = sum(int(row["operations"]) * float(row["latency_ms_mean"]) for row in timed)
+    note = "one load was late: no percentile is known of the seconds that all have in common"
+    return replace(
+        figures,
+        operations=cell.operations,
+        per_second=per_second,
+        bytes_per_second=figures.bytes_per_second * per_second / figures.per_second,
+        mean_ms=took_ms / counted if counted else None,
+        percentiles_ms={},
+        distribution=None,
+        notes=(*figures.notes, note),
     )
 
 

@@ -133,6 +133,11 @@ def missing_seconds_max(asked: float, emulated: bool) -> float:
     return max((1 - WHOLE) * asked, late)
 
 
+def lag_max(seconds: float, emulated: bool = False) -> float:
+    """By how much less than that several loads may have been measured together."""
+    return max(LATE_SECONDS, missing_seconds_max(seconds, emulated))
+
+
 def summary(measured: list[Measured], emulated: bool = False) -> Measured:
     """Several loads as one: only the seconds in which all of them were measured count. Raises
     LoadError where they were not all measured at once."""
@@ -146,7 +151,7 @@ def summary(measured: list[Measured], emulated: bool = False) -> Measured:
         f"{len(measured)} loads were measured together for {max(0.0, seconds):.1f} s of "
         f"{longest:.1f}: one was late"
     )
-    if longest - seconds > max(LATE_SECONDS, missing_seconds_max(longest, emulated)):
+    if longest - seconds > lag_max(longest, emulated):
         raise LoadError(f"{said}; give them more seconds, or fewer loads at once")
     for one in measured:
         for second, count in one.operations.items():
@@ -156,9 +161,8 @@ def summary(measured: list[Measured], emulated: bool = False) -> Measured:
                     untold.add(ours)
                 sums[ours] = sums.get(ours, 0.0) + share * one.latency_ms_sums.get(second, 0.0)
     sums = {second: value for second, value in sums.items() if second not in untold}
-    late = longest - seconds > max(LATE_SECONDS, missing_seconds_max(longest, emulated=False))
     notes = tuple(dict.fromkeys(note for one in measured for note in one.notes))
-    notes += (said,) * late
+    notes += (said,) * (longest - seconds > lag_max(longest))
     failed = sum(one.failed for one in measured)
     return Measured(began, seconds, operations, sums, failed, notes)
 

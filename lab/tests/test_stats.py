@@ -32,8 +32,10 @@ class InADirectory(unittest.TestCase):
         synthetic.write_log(path, transactions)
         return path
 
-    def fio(self, name: str, read: dict, write: dict, errors: int = 0) -> Path:
-        path = self.results.place_of(CELL) / name
+    def fio(
+        self, name: str, read: dict, write: dict, errors: int = 0, cell: Cell = CELL
+    ) -> Path:
+        path = self.results.place_of(cell) / name
         synthetic.write_fio(path, read, write, errors)
         return path
 
@@ -189,7 +191,7 @@ class OfFio(InADirectory):
             self.fio("vm0.json", synthetic.fio_way(19_980, 1, 4096, {1_000_000: 19_980}), nothing),
             self.fio("vm1.json", nothing, synthetic.fio_way(20, 1, 4096, {5_000_000: 20})),
         ]
-        figures = stats.of_fio(replace(CELL, loads=2), paths, {})
+        figures = stats.of_fio(replace(CELL, loads=2), paths, [])
         self.assertEqual((figures.operations, figures.per_second), (20_000, 20_000))
         self.assertEqual(figures.bytes_per_second, 4096 * 20_000)
         self.assertEqual(figures.mean_ms, 1.004)
@@ -202,23 +204,44 @@ class OfFio(InADirectory):
         way["clat_ns"] = {"mean": 1e6, "N": 1000, "percentile": said}
         nothing = synthetic.fio_way(0, 1, 4096, {})
         paths = [self.fio(f"vm{vm}.json", way, nothing) for vm in (0, 1)]
-        one = stats.of_fio(CELL, paths[:1], {})
+        one = stats.of_fio(CELL, paths[:1], [])
         self.assertEqual(one.percentiles_ms, {99.0: 2.0}, "half an I/O took longer than p99.95")
-        both = stats.of_fio(replace(CELL, loads=2), paths, {})
+        both = stats.of_fio(replace(CELL, loads=2), paths, [])
         self.assertEqual(both.percentiles_ms, {})
         self.assertIn("json+", both.notes[0])
+
+    def test_what_was_not_measured_of_all_loads_does_not_count(self):
+        """Each did 100 a second while the other ran, and 200 by itself: 1400 in its ten seconds."""
+        nothing = synthetic.fio_way(0, 10, 4096, {})
+        way = synthetic.fio_way(140, 10, 4096, {1_000_000: 1400})
+        for name in ("vm0.json", "vm1.json"):
+            self.fio(name, way, nothing, cell=(both := replace(CELL, loads=2)))
+        rows = [{"second": at, "operations": 200, "latency_ms_mean": 3 if at < 0 else 2}
+                for at in range(-2, 5)]  # fmt: skip
+        rows.append({"second": 5, "operations": 200})  # nobody told how long these took
+        synthetic.write_seconds(self.results.place_of(both) / "seconds.csv", rows)
+        for seconds, operations, cut in [(9.0, 1800, False), (6.0, 1200, True)]:
+            cell = replace(both, seconds=seconds, operations=operations)
+            figures = stats.of(self.results, cell)
+            self.assertEqual(figures.per_second, 200 if cut else 280)
+            self.assertEqual(figures.bytes_per_second, 4096 * figures.per_second)
+            self.assertEqual(figures.operations, 1200 if cut else 2800)
+            self.assertEqual(figures.mean_ms, 2.0 if cut else 1.0)
+            self.assertEqual(list(figures.percentiles_ms), [] if cut else [50.0, 95.0, 99.0])
+            self.assertEqual((figures.distribution is None, len(figures.notes)), (cut, cut))
+            self.assertEqual(figures.each_second, dict.fromkeys(range(6), 200))
 
     def test_the_whole_latency_where_fio_kept_it(self):
         way = synthetic.fio_way(20, 1, 4096, {1_000_000: 20})
         way["lat_ns"] |= {"mean": 2e6, "bins": {"2000000": 20}}
         figures = stats.of_fio(
-            CELL, [self.fio("vm0.json", way, synthetic.fio_way(0, 1, 4096, {}))], {}
+            CELL, [self.fio("vm0.json", way, synthetic.fio_way(0, 1, 4096, {}))], []
         )
         self.assertEqual((figures.mean_ms, figures.percentiles_ms[50]), (2.0, 2.0))
 
     def test_errors_count(self):
         nothing = synthetic.fio_way(0, 1, 4096, {})
-        figures = stats.of_fio(CELL, [self.fio("vm0.json", nothing, nothing, errors=3)], {})
+        figures = stats.of_fio(CELL, [self.fio("vm0.json", nothing, nothing, errors=3)], [])
         self.assertEqual((figures.failed, figures.per_second), (3, 0))
 
     def test_what_is_not_of_fio_is_named(self):
@@ -226,7 +249,7 @@ class OfFio(InADirectory):
         for text in ("", "fio: no", json.dumps({"jobs": []})):
             path.write_text(text)
             with self.assertRaisesRegex(stats.StatsError, "vm0.json"):
-                stats.of_fio(CELL, [path], {})
+                stats.of_fio(CELL, [path], [])
 
 
 class OverRepeats(unittest.TestCase):
