@@ -64,7 +64,6 @@ SECONDS = [
 
 DATE = "%Y-%m-%d %H:%M:%S %z"  # in machine.json
 STATED = "not measured, but stated by the study"  # in place of fio's command in raw.json
-FILLED = "written before the database"  # of a load's settings in sides.json; older runs have none
 SAID_AGAIN = ("--skip-missing", "--overwrite")
 
 
@@ -120,6 +119,8 @@ class Cell:
     drives_out_told: bool = True
     # of the measured seconds in which all arrays with a load were in `state`
     state_share: float | None = None
+    # of the disks under load, what was written before they were measured; older runs do not say
+    filled_share: float | None = None
     events: tuple[tuple[float, str], ...] = ()  # second, what happened: "drive d2 pulled"
     notes: tuple[str, ...] = ()  # what a reader must know of this one
 

@@ -58,6 +58,7 @@ class Measured:
 class Load(Protocol):
     seat: Seat
     fill_seconds: float  # that preparing it took
+    filled_bytes: int  # of the disk, that preparing it wrote, but for a database
 
     def prepare(self, say: Callable[[str], None]) -> None: ...
 
@@ -112,6 +113,12 @@ def make(study: Study, seat: Seat) -> Load:
     from lab.loads.fio import Fio
 
     return Fio(seat, study.fio, full)
+
+
+def filled_share(active: list[Load]) -> float:
+    """Of their disks."""
+    of_bytes = sum(load.seat.disk.bytes for load in active)
+    return sum(load.filled_bytes for load in active) / of_bytes
 
 
 def wait_until(at: float) -> str:

@@ -2,7 +2,8 @@
 
 Where arrays are to be rebuilt, the disk is written full before (`full`), and the file system is
 made without discard: who skips what was never written or was discarded would rebuild the database
-alone, in seconds. On a side's own file system, a file beside the database takes what room is left.
+alone, in seconds. On a side's own file system, a file beside the database takes the room that is
+not kept for it. What it leaves of that was never written, and each cell says how much was.
 
 The database is filled once for a side and repeat, and is what it has become in all states after
 that: each side meets the same cells in the same order. Before each cell the small tables are
@@ -32,10 +33,11 @@ from lab import study as studies
 from lab.loads import LoadError, Measured, missing_seconds_max, wait_until
 from lab.loads.fio import fill_words
 from lab.place import Host, Running
-from lab.results import FILLED, Cell
+from lab.results import Cell
 from lab.where import Seat
 
 SCRIPTS = {"select-only": "-S", "simple-update": "-N", "tpcb-like": "-b tpcb-like"}
+FILLED = "written before the database"  # of its settings
 DATABASE = "pgbench"
 USER = "postgres"
 AS_USER = f"setpriv --reuid={USER} --regid={USER} --clear-groups"
@@ -383,8 +385,11 @@ class Pgbench:
     def filled(self) -> str:
         if not self.full:
             return "nothing: no array is rebuilt"
-        where = "in a file beside it" if self.seat.disk.directory else "all of the disk"
-        return f"{self.filled_bytes >> 20} MiB, {where}, so that there is as much to rebuild"
+        told = f"{self.filled_bytes >> 20} MiB"
+        if not self.seat.disk.directory:
+            return f"{told}, all of the disk, so that there is as much to rebuild"
+        left = self.seat.disk.bytes - self.filled_bytes
+        return f"{told}, in a file beside it, to which {left >> 20} MiB are left"
 
     def close(self) -> None:
         try:

@@ -68,6 +68,19 @@ class Source:
         """Percent a minute."""
         return window.rebuilt_percent_a_minute(one.cell, self.results.seconds_of(one.cell))
 
+    @cached_property
+    def filled_shares(self) -> dict[str, float | None]:
+        """Of the disks of a side whose arrays are rebuilt, the least that was written before. None
+        if not all of its cells say it. fio writes all that it uses, also in an older run."""
+        older = 1.0 if self.study.fio and not self.study.fio.size else None
+        found: dict[str, float | None] = {}
+        for cell in self.results.cells:
+            if cell.state == studies.State.REBUILDING:
+                its = older if cell.filled_share is None else cell.filled_share
+                least = found.get(cell.side, its)
+                found[cell.side] = None if None in (its, least) else min(its, least)
+        return found
+
     def find(self, like: Cell, **other) -> Summary | None:
         """The summary whose place in the schedule is that of `like`, but for what is said."""
         key = stats.group_key(like)

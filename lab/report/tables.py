@@ -8,13 +8,14 @@ from dataclasses import dataclass
 
 from lab import stats
 from lab.report.source import Source
-from lab.results import FILLED, Cell
+from lab.results import Cell
 from lab.stats import Figures, Spread, Summary
 from lab.study import Where
 
 NONE = "–"
 SAME = "≈"
 READS_ENOUGH = 0.01  # of the array, for an operation that only reads
+NO_DISKS = "what no disk takes (a tenth of the smallest side's array, and what others' have more)"
 
 
 @dataclass(frozen=True)
@@ -170,17 +171,27 @@ def verdict(source: Source) -> Iterator[Table]:
 def rebuilt_of(source: Source) -> str:
     """What the percent is of: who skips what was never written may jump."""
     said = "“Rebuilt”: of a drive's whole room in the array, as each side tells how far it is. "
-    loads = [source.sides.get(name, {}).get("load", {}) for name in source.names]
-    if source.is_fio or all(FILLED in its for its in loads):
+    shares = source.filled_shares
+    if None in shares.values():
         return said + (
-            "All that the disks hold was written before, and has to be rebuilt on every side; what "
-            "no disk takes (a tenth of the smallest side's array, and what others' have more) was "
-            "not, and a side that knows it jumps over that part."
+            "How much of the disks was written before is not known of all cells, as this run, or a "
+            "part of it, is older. Where they were not written full, a side that knows what was "
+            "never written (ashlar, btrfs, zfs) jumped over most of it and one that does not "
+            "(mdraid) went over all of it: these figures are not to be compared."
         )
+    if all(share == 1 for share in shares.values()):
+        return said + (
+            "All that the disks hold was written before, and has to be rebuilt on every side; "
+            f"{NO_DISKS} was not, and a side that knows it jumps over that part."
+        )
+    each = ", ".join(
+        f"{name} all" if share == 1 else f"{name} at least {int(share * 100)} %"
+        for name, share in shares.items()
+    )
     return said + (
-        "In this older run the disks were not written full before: a side that knows what was "
-        "never written (ashlar, btrfs, zfs) jumped over most of it and one that does not (mdraid) "
-        "went over all of it, so these figures are not to be compared."
+        f"This much of the disks was written before the load's data: {each}. What was never "
+        "written, a side that knows it jumps over: what a database leaves of the room that is kept "
+        f"for it, and {NO_DISKS}."
     )
 
 

@@ -16,7 +16,7 @@ from lab import report
 from lab.loads import fio as loads
 from lab.report import cautions, sheets, tables
 from lab.report.source import Source
-from lab.results import FILLED, Results
+from lab.results import Results
 from lab.tests import synthetic
 
 STUDY = """\
@@ -385,17 +385,38 @@ class Cautions(InADirectory):
         self.assertEqual([row[-1] for row in verdict.rows], ["–", "–", "–", "60.0"])
 
     def test_what_was_rebuilt_is_said_to_be_of_what(self):
-        source = self.states("mdraid", [f"rebuilding {at}.0%" for at in range(100)])
-        [verdict] = tables.verdict(source)
-        self.assertIn("older run the disks were not written full", verdict.caption)
+        self.states("mdraid", [f"rebuilding {at}.0%" for at in range(100)])
+        path = self.home / "cells.jsonl"
+        cells = list(map(json.loads, path.read_text().splitlines()))
 
-        def written(sides: dict) -> None:
-            for its in sides.values():
-                its["load"][FILLED] = "640 MiB"
+        def caption(ashlar: float | None, mdraid: float | None) -> str:
+            """Of these shares of the disks, written before a rebuild."""
+            for cell in cells:
+                share = {"ashlar": ashlar, "mdraid": mdraid}[cell["side"]]
+                cell["filled_share"] = share if cell["state"] == "rebuilding" else None
+            path.write_text("".join(json.dumps(cell) + "\n" for cell in cells))
+            [verdict] = tables.verdict(Source.read(self.home))
+            self.assertIn("of a drive's whole room in the array", verdict.caption)
+            return verdict.caption
 
-        [verdict] = tables.verdict(self.change("sides.json", written))
-        self.assertIn("of a drive's whole room in the array", verdict.caption)
-        self.assertNotIn("older run", verdict.caption)
+        self.assertIn("All that the disks hold was written before", caption(1.0, 1.0))
+        # one that gives a file system, on which room is left to the database
+        said = caption(0.916, 1.0)
+        self.assertNotIn("All that", said)
+        self.assertIn("ashlar at least 91 %, mdraid all.", said)
+        for shares in [(None, None), (1.0, None)]:  # older, and such a one that went on
+            self.assertIn("this run, or a part of it, is older", caption(*shares))
+
+    def test_an_older_run_of_fio_wrote_what_its_patterns_use(self):
+        results = synthetic.fio(self.home)
+        source = Source.read(self.home)
+        rebuilt = [replace(cell, state="rebuilding") for cell in results.cells]
+        for size, share in [(None, 1.0), (256 << 20, None)]:
+            asked = source.study.fio.model_copy(update={"size": size})
+            study = source.study.model_copy(update={"fio": asked})
+            told = replace(source, study=study, results=replace(results, cells=rebuilt))
+            self.assertEqual(told.filled_shares, {"ashlar": share, "raid0": share})
+            self.assertEqual("is older" in tables.rebuilt_of(told), not share)
 
     def test_an_array_of_several_that_was_in_another_state_is_red(self):
         states = ["rebuilding 1.0% | rebuilding 1.0%"] * 40 + ["rebuilding 2.0% | healthy"] * 60

@@ -22,10 +22,11 @@ from demo import child
 from lab import guests, loads, main, place, states, window
 from lab import run as runs
 from lab.ledger import Ledger
-from lab.loads import LoadError, fio, pgbench
+from lab.loads import LoadError, Measured, fio, pgbench
 from lab.loads.fio import Fio, measure_drives
 from lab.place import Host, Output, VmError
 from lab.results import Cell, Results
+from lab.sampler import Sample
 from lab.schedule import blocks
 from lab.side import Disk, Drive, SideError
 from lab.study import Fio as FioStudy
@@ -129,6 +130,25 @@ class Turns(unittest.TestCase):
         with self.assertRaisesRegex(runs.RunError, "did not end in time"):
             turn(MadeUpSide(), load).see_through(HEALTHY, [load], WATCH)
         self.assertLess(time.monotonic() - began, 10)
+
+    def test_a_cell_says_how_much_of_its_disks_was_written(self):
+        seats = [Seat("host", mock.Mock(emulated=False), Disk(bytes=4 * MIB))] * 2
+        active = [
+            mock.Mock(running=False, seconds_max=1, seat=seat, filled_bytes=filled * MIB)
+            for seat, filled in zip(seats, (4, 2), strict=True)
+        ]
+        for load in active:
+            load.finish.return_value = Measured(100.0, 1.0, {0: 5}, {})
+        samples = [Sample(at, "healthy", None, 0.0, None) for at in (100.0, 101.0)]
+        watch = mock.Mock(samples=samples, events=[], error=None)
+        made = runs.Turn(MadeUpSide(), 1, mock.Mock(), active, Silent(), "s")
+        with (
+            mock.patch.object(runs, "Sampler", return_value=watch),
+            tempfile.TemporaryDirectory() as home,
+        ):
+            for count, share in [(1, 1.0), (2, 0.75)]:
+                cell = made.measure(replace(HEALTHY, loads=count), Path(home))
+                self.assertEqual((cell.operations, cell.filled_share), (5 * count, share))
 
     def test_what_was_another_state_is_noted(self):
         made = turn(MadeUpSide(arrays=2), MadeUpLoad(0))
@@ -601,7 +621,8 @@ class Disks(InDirectory):
         told, its = self.prepared(["rebuilding"], disk, {"pgbench": {"scale": 100}})
         left = 4096 - 100 * 20 - 1280
         self.assertRegex(told, rf"--filename=/fs/filler .* --size={left * MIB} ")
-        self.assertIn(f"{left} MiB, in a file beside it", its[pgbench.FILLED])
+        said = f"{left} MiB, in a file beside it, to which {4096 - left} MiB are left"
+        self.assertEqual(its[pgbench.FILLED], said)
         told, _ = self.prepared(["rebuilding"], disk, {"pgbench": {"scale": 200}})
         self.assertEqual(told, "")  # the database takes all of it
 
