@@ -510,7 +510,7 @@ class Turn:
             state_before=state_before,
             state_after=watch.samples[-1].state,
             state_share=sampler.rounded(share, 3),
-            filled_share=sampler.rounded(loads.filled_share(active), 3),
+            filled_share=loads.filled_share(active),
             events=tuple((round(at - summary.began, 2), what) for at, what in events),
             notes=(*more, *summary.notes, *self.notes(cell, share, of_each, done, summary.began)),
         )

@@ -116,9 +116,9 @@ def make(study: Study, seat: Seat) -> Load:
 
 
 def filled_share(active: list[Load]) -> float:
-    """Of their disks."""
+    """Of their disks, in thousandths; 1 is all of it."""
     of_bytes = sum(load.seat.disk.bytes for load in active)
-    return sum(load.filled_bytes for load in active) / of_bytes
+    return sum(load.filled_bytes for load in active) * 1000 // of_bytes / 1000
 
 
 def wait_until(at: float) -> str:

@@ -172,7 +172,7 @@ def rebuilt_of(source: Source) -> str:
     """What the percent is of: who skips what was never written may jump."""
     said = "“Rebuilt”: of a drive's whole room in the array, as each side tells how far it is. "
     shares = source.filled_shares
-    if None in shares.values():
+    if not shares or None in shares.values():
         return said + (
             "How much of the disks was written before is not known of all cells, as this run, or a "
             "part of it, is older. Where they were not written full, a side that knows what was "

@@ -34,6 +34,8 @@ pub(crate) struct Modes {
     pub(crate) ending: Cell<bool>,
     /// Why the journal could not be ended, and when that is tried again.
     pub(crate) not_ended: Cell<Option<(ArrayError, Instant)>>,
+    /// Before, nobody but a write tries to begin the journal.
+    pub(crate) not_before: Cell<Instant>,
     pub(crate) changed: WaitList,
 }
 

@@ -6,6 +6,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use ashlar_format::array_superblock::Policy;
+use ashlar_reactor::backend::Instant;
 
 use crate::array::Array;
 use crate::error::{ArrayError, ChangeError};
@@ -13,8 +14,8 @@ use crate::layout::Layout;
 use crate::members::Members;
 use crate::mode::{Mode, ModeGuard};
 
-/// A journal that could not be ended is tried again after this time.
-const ENDED_AGAIN_AFTER: Duration = Duration::from_secs(60);
+/// A journal that could not be ended, or begun without a write, is tried again after this time.
+const TRIED_AGAIN_AFTER: Duration = Duration::from_secs(60);
 
 /// Whether an array goes through its journal, but for what is moved to new stripes. `degraded`:
 /// members are missing, or do not hold everything.
@@ -69,16 +70,21 @@ impl Array {
 
     /// Without a write that waits for it: a degraded array is covered at once. Until it is, a crash
     /// takes what was written lately for stripes that wait for resync.
-    pub(crate) fn change_mode_if_due(self: &Rc<Self>) {
-        let waits = self.modes.switching.get() || self.stays_journaled();
-        if self.wanted_mode() == self.modes.mode.get() || waits {
+    pub(crate) fn begin_journal_if_due(self: &Rc<Self>) {
+        let (modes, now) = (&self.modes, self.reactor.now());
+        let is_direct = modes.mode.get() == Mode::Direct && !modes.switching.get();
+        let is_due = is_direct && !self.dirty.is_clean() && self.wanted_mode() == Mode::Journaled;
+        if !is_due || now < modes.not_before.get() || !self.members.serves_all() {
             return;
         }
+        // If it fails: drives that take no writes are given up for too many errors.
+        modes.not_before.set(now.after(TRIED_AGAIN_AFTER));
         let array = self.clone();
         self.reactor.spawn(async move {
-            // What fails now is tried again in the next round, or by the next write.
-            if let Ok(_request) = array.admit_step().await {
-                let _ = array.enter_mode().await;
+            if let Ok(_request) = array.admit_step().await
+                && array.enter_mode().await.is_ok()
+            {
+                array.modes.not_before.set(Instant::default());
             }
         });
     }
@@ -106,7 +112,7 @@ impl Array {
     }
 
     fn note_ended(&self, ended: Result<(), ArrayError>) {
-        let again_at = self.reactor.now().after(ENDED_AGAIN_AFTER);
+        let again_at = self.reactor.now().after(TRIED_AGAIN_AFTER);
         self.modes.not_ended.set(ended.err().map(|error| (error, again_at)));
     }
 

@@ -176,7 +176,7 @@ impl Array {
             }
             // What cannot be said now is tried again in the next round.
             let _ = self.members.fence_lost_caches().await;
-            self.change_mode_if_due();
+            self.begin_journal_if_due();
             self.rebuild_if_due();
             self.scrub_if_due();
             rounds_until_look = rounds_until_look.saturating_sub(1);

@@ -67,11 +67,10 @@ fn is_let_go(usages: &[Usage], idle: Duration, here: Duration) -> bool {
     !is_needed(usages) && (moves || idle >= QUIET)
 }
 
-/// When rings were started last, as far as somebody looked: this process or the machine may have
-/// stood still, and the guest with it.
-fn used_until(used: Instant, slept: Instant, now: Instant) -> Instant {
-    let unseen = now - slept;
-    if unseen > LATE { used + unseen } else { used }
+/// When rings were started last, as far as somebody looked: nobody can tell what a guest did
+/// meanwhile, and it may have stood still with this process.
+fn used_until(used: Instant, seen: Instant, now: Instant) -> Instant {
+    if now - seen > LATE { now } else { used }
 }
 
 fn is_needed(usages: &[Usage]) -> bool {
@@ -220,13 +219,13 @@ impl Host {
     /// Until an array is away, or is followed no more.
     async fn follow_here(&self, running: Running) {
         let began = Instant::now();
-        let (mut used, mut again) = (began, began);
+        let (mut used, mut seen, mut again) = (began, began, began);
         while self.is_as_before(running.uuid, Some(running)) {
-            let slept = Instant::now();
             sleep(LOOK_INTERVAL).await;
-            let now = Instant::now();
-            used = used_until(used, slept, now);
             let Some(usages) = self.usages_of(running.uuid) else { continue };
+            let now = Instant::now();
+            used = used_until(used, seen, now);
+            seen = now;
             if is_needed(&usages) {
                 used = now;
             }
@@ -234,7 +233,8 @@ impl Host {
                 continue;
             }
             if is_let_go(&usages, now - used, now - began) {
-                self.let_go(running).await;
+                let moves = usages.contains(&Usage::Leaving);
+                self.let_go(running, (!moves).then_some(now + LATE)).await;
                 again = Instant::now() + AGAIN;
             } else if self.has_waiting(running.uuid) {
                 self.start_waiting_of(running).await;
@@ -306,10 +306,14 @@ impl Host {
     }
 
     /// Stops an array whose guests are gone or stopped. Its exports go on, and wait. One that
-    /// cannot be flushed stays.
-    async fn let_go(&self, running: Running) {
+    /// cannot be flushed stays; so does one whose turn does not come `by` then: a guest may have
+    /// come meanwhile, and have stopped its rings for a moment.
+    async fn let_go(&self, running: Running, by: Option<Instant>) {
         let Some(_turn) = self.turn_for(running).await else { return };
-        // A guest may have come while others changed something.
+        if by.is_some_and(|by| Instant::now() > by) {
+            return;
+        }
+        // Or come.
         let is_unused = || self.usages_of(running.uuid).is_some_and(|its| !is_needed(&its));
         if !self.is_as_before(running.uuid, Some(running)) || !is_unused() {
             return;
@@ -507,9 +511,9 @@ mod tests {
     #[test]
     fn an_array_is_not_idle_while_nobody_looks() {
         let used = Instant::now();
-        let slept = used + LOOK_INTERVAL;
-        assert_eq!(used_until(used, slept, slept + LATE), used);
-        let now = slept + QUIET;
-        assert_eq!(now - used_until(used, slept, now), LOOK_INTERVAL);
+        let seen = used + LOOK_INTERVAL;
+        assert_eq!(used_until(used, seen, seen + LATE), used);
+        let now = seen + QUIET;
+        assert_eq!(used_until(used, seen, now), now);
     }
 }

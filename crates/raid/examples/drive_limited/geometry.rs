@@ -8,8 +8,9 @@
 //! the parity chunks of a stripe are neighbours, and with a member of RAID 6 away, its own two have
 //! more of the small writes than others have: the busiest drive is the limit there.
 //!
-//! These are bounds of the geometry, not of this engine: each case is the fewest operations with
-//! which parity can be kept right. The test counts them out, case by case.
+//! These are bounds of geometry and policy, not of this engine: each case is the fewest operations
+//! with which parity can be kept right, and under policy `journal` what is written is in m + 1
+//! journals before. The test counts them out, case by case.
 
 use std::ops::{Add, Mul};
 use std::time::Duration;

@@ -10,7 +10,7 @@
 //! Chunks of 64 KiB, what was tried: prefetching ahead gains up to 28 % from memory on a Xeon with
 //! 2 MiB of L2, whose own prefetchers lose so many streams, and costs nothing from L2 but where one
 //! output is a mere sum; asking for outputs, too, gains 10 % of 4+2 from L2. On Zen 5 it gains
-//! nothing, and loses from L2. Zen 4 loses up to 40 % from memory by it, but gains 5 to 10 % where
+//! nothing, and loses from L2. Zen 4 loses up to 40 % from memory by it, but gains up to 29 % where
 //! lines are asked for into L2 only; asking for all of them costs a fifth of 4+1 from L2, so fewer
 //! are where little is computed. So each way has a module of its own. Stores past the caches gain a
 //! tenth from memory on Zen 4 and 5 and lose a quarter to almost half for 4+2 from L2, while

@@ -44,18 +44,22 @@ pub use crate::nvme::remote::keeper::Report;
 /// For so long a drive may be away before it counts as gone: less than who uses it waits for an
 /// answer, so that this is what it hears.
 pub const AWAY_MAX: Duration = Duration::from_millis(8500);
-/// Quiesce time (CQT) of a controller whose drive outlives that its connections fall silent while
-/// something is written: that is noticed, no reset succeeds, the former controller is waited for,
-/// and a second is left to connect again and to be answered.
+/// Quiesce time (CQT) of a controller whose drive, if it has no cache that forgets, outlives that
+/// its connections fall silent while something is written: no sign of life shows it, no reset
+/// succeeds, the former controller is waited for, and a second is left to connect again and to be
+/// answered.
 pub const QUIESCE_BORNE: Duration = AWAY_MAX
-    .saturating_sub(COMMAND_WITHIN)
+    .saturating_sub(SIGN_EVERY)
+    .saturating_sub(SIGN_WITHIN)
     .saturating_sub(END_WITHIN)
     .saturating_sub(KEEP_ALIVE)
     .saturating_sub(Duration::from_secs(1));
 /// How long the controller may hear nothing of us before it gives the association up (KATO).
 const KEEP_ALIVE: Duration = Duration::from_secs(2);
-/// How long a command may take before the connection is ended.
-const COMMAND_WITHIN: Duration = Duration::from_secs(3);
+/// A sign of life is given so often.
+const SIGN_EVERY: Duration = Duration::from_millis(500);
+/// How long the answer to one may take.
+const SIGN_WITHIN: Duration = Duration::from_secs(2);
 /// How long it may take to let go of the association.
 const END_WITHIN: Duration = Duration::from_millis(500);
 /// How long it may take for a question.

@@ -463,7 +463,7 @@ fn data_is_not_sent_too_late() {
     let from = Buffers::from(rig.reactor.buffer(256 << 10));
     from.copy_from_slice(&vec![5; 256 << 10]);
     let op = Op::Write { device: rig.device, offset: 0, from };
-    rig.model.faults().late_r2t = Some(Duration::from_millis(2500));
+    rig.model.faults().late_r2t = Some(Duration::from_secs(3));
     let until = rig.reactor.now().after(Duration::from_secs(2));
     let reactor = rig.reactor.clone();
     let outcome = rig.reactor.block_on(async move { reactor.submit_until(op, until).await });

@@ -77,7 +77,7 @@ pub(crate) const GO_ON_WITHIN: Duration = Duration::from_secs(30);
 /// So late a host may be with its sign of life, beyond what was agreed.
 const KEEP_ALIVE_GRACE: Duration = Duration::from_millis(500);
 /// After its keep-alive time a host that is silent has been given up by then: it was looked at, not
-/// quite by the second. A new controller of it waits for what is under way.
+/// quite by the half second. A new controller of it waits for what is under way.
 pub(crate) const QUIET_WITHIN: Duration = Duration::from_millis(1500);
 const _: () = assert!(
     QUIET_WITHIN.as_millis() >= 500 + KEEP_ALIVE_GRACE.as_millis() + WATCH_EVERY.as_millis()

@@ -170,7 +170,7 @@ mod tests {
         assert_eq!(&page[768..768 + subsystem.len()], subsystem.as_bytes());
         // 64 bytes of command and 16 KiB: 1028 units of 16.
         assert_eq!(page[1792..1796], 1028_u32.to_le_bytes());
-        // A second late, then looked at by the second, and a half.
+        // Half a second late, then looked at by the half second, and as much more.
         assert_eq!(page[386..388], 1500_u16.to_le_bytes());
         let discovery = controller(&ControllerFacts { discovery: true, ..facts });
         assert_eq!((discovery[111], discovery[516]), (2, 0));

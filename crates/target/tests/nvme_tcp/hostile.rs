@@ -269,14 +269,19 @@ fn connect_from(from: Ipv4Addr, offered: &Offered) -> TcpStream {
 #[test]
 fn silent_connections_of_one_source_hold_nobody_up() {
     let offered = Offered::open();
-    let silent: Vec<TcpStream> =
-        (0..100).map(|_| TcpStream::connect(offered.at()).unwrap()).collect();
+    let connect = |count| -> Vec<TcpStream> {
+        (0..count).map(|_| TcpStream::connect(offered.at()).unwrap()).collect()
+    };
+    let silent = connect(100);
     // Well below what the silent ones may take.
     let soon = Duration::from_secs(9);
     let began = now();
     let mut wire = Wire::over(connect_from(Ipv4Addr::new(127, 0, 0, 2), &offered), Choice::PLAIN);
     wire.connect((SUBSYSTEM, HOST), 0, ANY_CONTROLLER).unwrap();
     assert!(began.elapsed() < soon, "{:?}", began.elapsed());
+    // Their time begins anew.
+    drop(silent);
+    let silent = connect(10);
     let began = now();
     offered.end();
     assert!(began.elapsed() < soon, "{:?}", began.elapsed());

@@ -15,7 +15,7 @@ use zerocopy::byteorder::little_endian::U16;
 
 use super::authentication::authenticate;
 use super::wire::{Payload, Wire};
-use super::{ANSWER_WITHIN, END_WITHIN, KEEP_ALIVE, Target, Trouble};
+use super::{ANSWER_WITHIN, END_WITHIN, KEEP_ALIVE, SIGN_WITHIN, Target, Trouble};
 use crate::clock::machine_time;
 use crate::nvme::chap::Names;
 use crate::nvme::command::{
@@ -26,8 +26,6 @@ use crate::nvme::fabrics::{
     ANY_CONTROLLER, Connect, ConnectData, Property, nqn_field, property_get, property_set,
 };
 
-/// How long it may take for a sign of life, before no command has waited for too long.
-const SIGN_WITHIN: Duration = Duration::from_secs(2);
 /// Nor may it act for longer than this after it has heard the last of us: reads and writes wait.
 const LASTS_MAX: Duration = Duration::from_secs(60);
 /// How long a read or write of labels may take.
@@ -187,9 +185,9 @@ impl Association {
         &self.identity
     }
 
-    /// How long the controller waits for a sign of life.
-    pub(super) fn keep_alive(&self) -> Duration {
-        KEEP_ALIVE
+    /// Keeps it alive: what goes over the other connection may not count.
+    pub(super) fn keep_alive(&mut self) -> Result<(), Trouble> {
+        give_sign(&mut self.admin)
     }
 
     /// How long the controller may act on what it was asked, once it hears nothing more.
@@ -253,8 +251,7 @@ pub(super) struct Admin {
 
 impl Admin {
     pub(super) fn keep_alive(&mut self) -> Result<(), Trouble> {
-        let (command, what) = (Command::keep_alive(), "Keep Alive");
-        finish(self.wire.call(command, Payload::None, SIGN_WITHIN, what)?, what)
+        give_sign(&mut self.wire)
     }
 
     /// Whether the namespace is still the one of this name: another may have got its number, and
@@ -293,6 +290,11 @@ impl Admin {
         }
         Err(Trouble::Silent("a reset"))
     }
+}
+
+fn give_sign(wire: &mut Wire) -> Result<(), Trouble> {
+    let (command, what) = (Command::keep_alive(), "Keep Alive");
+    finish(wire.call(command, Payload::None, SIGN_WITHIN, what)?, what)
 }
 
 /// The admin connection to a controller.

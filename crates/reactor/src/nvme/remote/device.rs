@@ -36,13 +36,16 @@ use zerocopy::byteorder::little_endian::{U16, U32};
 use super::association::Link;
 use super::keeper::{Keeper, Offered};
 use super::stream::{Inbox, Outbox, Pdu};
-use super::{AWAY_MAX, COMMAND_WITHIN, Handle, Trouble};
+use super::{AWAY_MAX, Handle, Trouble};
 use crate::backend::Instant;
 use crate::buffer::Buffers;
 use crate::nvme::command::{Command, Completion, Sgl, Status};
 use crate::nvme::pdu::{CapsuleCmd, Data, Fault, Kind, LAST, SUCCESS};
 use crate::op::{Done, Errno, LATE, Op, Outcome, Ticket};
 
+/// How long a command may take before the connection is ended. With what follows, less than the
+/// layers above wait.
+const ANSWER_WITHIN: Duration = Duration::from_secs(4);
 /// Zeroing may take longer: a drive may have to write it all.
 const ZEROES_WITHIN: Duration = Duration::from_secs(20);
 /// How often the drive is looked after while it has something to do.
@@ -88,14 +91,14 @@ impl Request {
         match self.op {
             Op::WriteZeroes { .. } => ZEROES_WITHIN,
             Op::Read { .. } | Op::Write { .. } | Op::Flush { .. } | Op::Descriptor { .. } => {
-                COMMAND_WITHIN
+                ANSWER_WITHIN
             }
         }
     }
 
     /// It was asked again for so long that whoever waits for it soon does no more.
     fn is_overdue(&self, now: Instant) -> bool {
-        let most = self.within() + AWAY_MAX - COMMAND_WITHIN;
+        let most = self.within() + AWAY_MAX - ANSWER_WITHIN;
         self.begun.is_some_and(|begun| now.since(begun) > most)
     }
 }

@@ -24,11 +24,9 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use super::association::{Admin, Association, Identity, Link};
 use super::claim::{Claim, locked};
-use super::{Target, Trouble};
+use super::{KEEP_ALIVE, SIGN_EVERY, Target, Trouble};
 use crate::clock::machine_time;
 
-/// A sign of life is given so often.
-const SIGN_EVERY: Duration = Duration::from_millis(500);
 /// With each so manieth of them the namespace is asked for one of its names.
 const LOOK_EVERY: usize = 4;
 /// How long to wait before it is tried to connect again; doubled each time.
@@ -51,10 +49,11 @@ pub struct Report {
     pub was_given_up: bool,
 }
 
-/// The association of who opened the drive, and when it was last used, by the machine's clock.
+/// The association of who opened the drive, and when it last gave a sign of life, by the machine's
+/// clock.
 struct Using {
     association: Association,
-    used: Duration,
+    signed: Duration,
     /// It has written what a volatile cache may still have.
     unflushed: bool,
 }
@@ -182,9 +181,7 @@ impl Station {
     ) -> Result<T, Trouble> {
         self.claim.await_quiet();
         // The controller may have taken a silent host for a dead one.
-        let is_fresh =
-            |its: &mut Using| machine_time() - its.used < its.association.keep_alive() / 2;
-        let mut its = match using.take_if(is_fresh) {
+        let mut its = match using.take_if(Using::is_alive) {
             Some(its) => its,
             None => {
                 self.end(using.take());
@@ -199,7 +196,6 @@ impl Station {
         match work(&mut its.association) {
             Ok(done) => {
                 its.unflushed &= kind != Work::Flush;
-                its.used = machine_time();
                 *using = Some(its);
                 Ok(done)
             }
@@ -241,7 +237,19 @@ impl Station {
 
 impl Using {
     fn new(association: Association) -> Using {
-        Using { association, used: machine_time(), unflushed: false }
+        Using { association, signed: machine_time(), unflushed: false }
+    }
+
+    /// Whether the controller has it still: it hears of it in time, from here at the latest.
+    fn is_alive(&mut self) -> bool {
+        let since = machine_time() - self.signed;
+        if since < SIGN_EVERY {
+            return true;
+        }
+        let signed = machine_time();
+        let is_alive = since < KEEP_ALIVE && self.association.keep_alive().is_ok();
+        self.signed = signed;
+        is_alive
     }
 }
 
@@ -424,6 +432,7 @@ fn hold(station: &Station, desk: &Desk, mut admin: Admin, link: Link) -> Wish {
     }
     let (mut wish, mut beats) = (desk.wish(SIGN_EVERY), 0_usize);
     while wish == Wish::Path {
+        let began = machine_time();
         let mut sign = admin.keep_alive();
         if sign.is_ok() && beats.is_multiple_of(LOOK_EVERY) {
             sign = admin.look(&station.identity.name, beats / LOOK_EVERY);
@@ -434,7 +443,8 @@ fn hold(station: &Station, desk: &Desk, mut admin: Admin, link: Link) -> Wish {
             wish = take_back(desk);
             break;
         }
-        wish = desk.wish(SIGN_EVERY);
+        // From sign to sign, however long an answer takes.
+        wish = desk.wish(SIGN_EVERY.saturating_sub(machine_time() - began));
     }
     let lasts = admin.lasts;
     // Nobody has taken it, perhaps.

@@ -272,12 +272,16 @@ impl Wire {
         until: Duration,
         what: &'static str,
     ) -> Result<(), Trouble> {
+        // This process may have stood still: what has come by then is in time.
+        let mut is_last = false;
         while !into.is_empty() {
-            let left = until.saturating_sub(machine_time());
-            if left < Duration::from_millis(1) {
+            if is_last {
                 return Err(Trouble::Silent(what));
             }
-            self.stream.set_read_timeout(Some(left))?;
+            let least = Duration::from_millis(1);
+            let left = until.saturating_sub(machine_time());
+            is_last = left < least;
+            self.stream.set_read_timeout(Some(left.max(least)))?;
             match self.stream.read(into) {
                 Ok(0) => return Err(Trouble::Lost("it has closed the connection".into())),
                 Ok(more) => into = &mut into[more..],
