@@ -155,7 +155,7 @@ macro_rules! dispatch {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: avx512f and gfni are there: `all_available` alone makes a `Kernels`, and it
             // has asked.
-            Set::Avx512Gfni => unsafe { avx512::$function($($argument),*) },
+            Set::Avx512Gfni => unsafe { avx512::plain::$function($($argument),*) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the same.
             Set::Avx512GfniPrefetch => unsafe { avx512::prefetch::$function($($argument),*) },
@@ -264,8 +264,8 @@ impl Kernels {
         if let [(id, into)] = missing
             && has_others_and_p(k, *id, present)
         {
-            let others = present.iter().filter(|(other, _)| other <= &k && other != id);
-            others.for_each(|(_, bytes)| sources.push(bytes));
+            let others = present.iter().filter(|(other, _)| *other <= k && other != id);
+            sources.extend(others.map(|(_, bytes)| *bytes));
             self.combine(sources.as_chunks::<1>().0, &FACTORS[..k], &mut [into], false);
             return Ok(());
         }

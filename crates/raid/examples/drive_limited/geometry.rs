@@ -9,8 +9,8 @@
 //! more of the small writes than others have: the busiest drive is the limit there.
 //!
 //! These are bounds of geometry and policy, not of this engine: each case is the fewest operations
-//! with which parity can be kept right, and under policy `journal` what is written is in m + 1
-//! journals before. The test counts them out, case by case.
+//! with which parity can be kept right, and under policy `journal` what is written is in the
+//! journal before. The test counts them out, case by case.
 
 use std::ops::{Add, Mul};
 use std::time::Duration;

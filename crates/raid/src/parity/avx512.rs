@@ -58,62 +58,37 @@ type Block<const WIDTH: usize> = [[u8; VECTOR]; WIDTH];
 /// `MATRICES[factor]` is the operand of `gf2p8affineqb` that multiplies by `factor`.
 static MATRICES: [i64; 256] = matrices();
 
-/// `p` = sum of `sources`, `q` = sum of 2^i * `sources[i]`, by Horner's rule from the last source.
-#[target_feature(enable = "avx512f,gfni")]
-pub(super) fn sum_pq(sources: &[&[u8]], p: &mut [u8], q: &mut [u8]) {
-    sum_pq_of::<NOTHING>(sources, p, q);
+/// A module of the two functions that kernels have, which asks for `$ask`.
+macro_rules! functions {
+    ($module:ident, $ask:ident) => {
+        pub(super) mod $module {
+            use super::{Factors, combine_of, sum_pq_of, $ask};
+
+            /// `p` = sum of `sources`, `q` = sum of 2^i * `sources[i]`, by Horner's rule from the
+            /// last source.
+            #[target_feature(enable = "avx512f,gfni")]
+            pub(in super::super) fn sum_pq(sources: &[&[u8]], p: &mut [u8], q: &mut [u8]) {
+                sum_pq_of::<$ask>(sources, p, q);
+            }
+
+            /// `outputs[o]` = sum of `factors[i][o]` * (sum of `sources[i]`), or with `add`, +=
+            /// that.
+            #[target_feature(enable = "avx512f,gfni")]
+            pub(in super::super) fn combine<const S: usize>(
+                sources: &[[&[u8]; S]],
+                factors: &[Factors],
+                outputs: &mut [&mut [u8]],
+                add: bool,
+            ) {
+                combine_of::<S, $ask>(sources, factors, outputs, add);
+            }
+        }
+    };
 }
 
-/// `outputs[o]` = sum of `factors[i][o]` * (sum of `sources[i]`), or with `add`, += that.
-#[target_feature(enable = "avx512f,gfni")]
-pub(super) fn combine<const S: usize>(
-    sources: &[[&[u8]; S]],
-    factors: &[Factors],
-    outputs: &mut [&mut [u8]],
-    add: bool,
-) {
-    combine_of::<S, NOTHING>(sources, factors, outputs, add);
-}
-
-/// The same, with prefetching.
-pub(super) mod prefetch {
-    use super::{ALL, Factors, combine_of, sum_pq_of};
-
-    #[target_feature(enable = "avx512f,gfni")]
-    pub(in super::super) fn sum_pq(sources: &[&[u8]], p: &mut [u8], q: &mut [u8]) {
-        sum_pq_of::<ALL>(sources, p, q);
-    }
-
-    #[target_feature(enable = "avx512f,gfni")]
-    pub(in super::super) fn combine<const S: usize>(
-        sources: &[[&[u8]; S]],
-        factors: &[Factors],
-        outputs: &mut [&mut [u8]],
-        add: bool,
-    ) {
-        combine_of::<S, ALL>(sources, factors, outputs, add);
-    }
-}
-
-/// The same, with prefetching into L2.
-pub(super) mod prefetch_l2 {
-    use super::{Factors, SECOND, combine_of, sum_pq_of};
-
-    #[target_feature(enable = "avx512f,gfni")]
-    pub(in super::super) fn sum_pq(sources: &[&[u8]], p: &mut [u8], q: &mut [u8]) {
-        sum_pq_of::<SECOND>(sources, p, q);
-    }
-
-    #[target_feature(enable = "avx512f,gfni")]
-    pub(in super::super) fn combine<const S: usize>(
-        sources: &[[&[u8]; S]],
-        factors: &[Factors],
-        outputs: &mut [&mut [u8]],
-        add: bool,
-    ) {
-        combine_of::<S, SECOND>(sources, factors, outputs, add);
-    }
-}
+functions!(plain, NOTHING);
+functions!(prefetch, ALL);
+functions!(prefetch_l2, SECOND);
 
 #[inline]
 #[target_feature(enable = "avx512f,gfni")]
