@@ -32,6 +32,7 @@ mod memory;
 mod missed;
 mod no_space;
 mod pace;
+mod read_only;
 mod rebuild;
 mod recovery;
 mod refused;
