@@ -4,8 +4,8 @@ use ashlar_reactor::op::Errno;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DriveError {
-    /// These blocks cannot be read, or written; others may.
-    #[error("the drive cannot read or write these blocks")]
+    /// These blocks cannot be read; others may.
+    #[error("the drive cannot read these blocks")]
     Media,
     /// The drive does not answer any more, or was pulled.
     #[error("the drive is gone")]

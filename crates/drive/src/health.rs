@@ -120,8 +120,8 @@ impl Health {
 
     /// An operation failed for good. A full file system, or a request the drive was not made for,
     /// says nothing about how well it is; nor does an operation that failed with its drive.
-    /// `is_needed`, whether its array cannot do without it: then that there are blocks that it
-    /// cannot read or write does not fail it.
+    /// `is_needed`, whether its array cannot do without it: then that it cannot read some blocks
+    /// does not fail it.
     pub(crate) fn error(
         &mut self,
         limits: &HealthLimits,
@@ -142,8 +142,8 @@ impl Health {
         }
         self.good_in_a_row = 0;
         self.recent_errors += 1;
-        let is_of_blocks = error == DriveError::Media;
-        let too_many = self.recent_errors >= limits.errors_max && !(is_of_blocks && is_needed());
+        let unreadable = error == DriveError::Media && matches!(during, During::Read);
+        let too_many = self.recent_errors >= limits.errors_max && !(unreadable && is_needed());
         if error == DriveError::Gone || too_many {
             self.state = HealthState::Failed;
         } else {
@@ -227,16 +227,14 @@ mod tests {
     }
 
     #[test]
-    fn a_drive_that_is_needed_is_used_although_it_cannot_read_or_write_all() {
+    fn a_drive_that_is_needed_is_used_although_it_cannot_read_all() {
         let limits = HealthLimits { errors_max: 3, ..Default::default() };
         let mut health = Health::default();
         for _ in 0..9 {
             health.error(&limits, DriveError::Media, During::Read, || true);
-            health.error(&limits, DriveError::Media, During::Write, || true);
         }
-        assert_eq!(health.state, HealthState::Suspect);
-        assert_eq!((health.read_errors, health.write_errors), (9, 9));
-        health.error(&limits, DriveError::Media, During::Write, || false);
+        assert_eq!((health.state, health.read_errors), (HealthState::Suspect, 9));
+        health.error(&limits, DriveError::Media, During::Write, || true);
         assert_eq!(health.state, HealthState::Failed);
     }
 

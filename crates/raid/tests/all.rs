@@ -32,7 +32,6 @@ mod memory;
 mod missed;
 mod no_space;
 mod pace;
-mod read_only;
 mod rebuild;
 mod recovery;
 mod refused;

@@ -36,7 +36,6 @@ pub struct Shelf {
     world: VirtualBackend,
     full: Full,
     unreadable: Unreadable,
-    read_only: ReadOnly,
     refused: Vec<Done>,
     under_way: usize,
     busiest: Busiest,
@@ -46,8 +45,6 @@ pub struct Shelf {
 pub type Full = Rc<Cell<Option<u64>>>;
 /// The byte of a drive that cannot be read until it is written, while it says one.
 pub type Unreadable = Rc<Cell<Option<(DeviceId, u64)>>>;
-/// The drive that fails all writes, while it says one.
-pub type ReadOnly = Rc<Cell<Option<DeviceId>>>;
 
 /// Most operations that were under way at a time since it was zero.
 pub type Busiest = Rc<Cell<usize>>;
@@ -82,10 +79,6 @@ impl Backend for Shelf {
         if writes_from.zip(self.full.get()).is_some_and(|(offset, full)| offset >= full) {
             let outcome = Err(Errno(libc::ENOSPC));
             return self.refused.push(Done { ticket, outcome });
-        }
-        if writes_from.is_some() && self.read_only.get().is_some_and(|its| Some(its) == op.device())
-        {
-            return self.refused.push(Done { ticket, outcome: Err(Errno(libc::EIO)) });
         }
         let unreadable = self.unreadable.get().filter(|its| Some(its.0) == op.device());
         if let Some((_, byte)) = unreadable {
@@ -143,13 +136,6 @@ pub fn run_unreadable<F: Future<Output = ()> + 'static>(
     let shelf = Shelf::default();
     let unreadable = shelf.unreadable.clone();
     run_on(shelf, |reactor| test(reactor, unreadable));
-}
-
-/// The same with a drive that takes no writes when the test says so.
-pub fn run_read_only<F: Future<Output = ()> + 'static>(test: impl FnOnce(Reactor, ReadOnly) -> F) {
-    let shelf = Shelf::default();
-    let read_only = shelf.read_only.clone();
-    run_on(shelf, |reactor| test(reactor, read_only));
 }
 
 fn run_on<F: Future<Output = ()> + 'static>(shelf: Shelf, test: impl FnOnce(Reactor) -> F) {
