@@ -378,6 +378,8 @@ impl Array {
             data.push(match known {
                 Some((_, bytes)) => bytes.clone(),
                 None if verdict.lost & 1 << chunk != 0 => self.zeroes(band),
+                // Copies of other chunks tell nothing of it.
+                None if layout.is_mirrored() => return Err(ArrayError::Lost),
                 None => {
                     let enough = usable.get(..usize::from(layout.data)).ok_or(ArrayError::Lost)?;
                     self.decode(&layout, chunk, enough, part.len())?

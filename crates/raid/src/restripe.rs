@@ -197,13 +197,12 @@ impl Array {
             self.moving.set(false);
             self.moved.wake_all(&self.reactor);
             self.jobs.set_restripe_error(moved.err().map(|error| error.to_string()));
-            let now = self.identity.restripe();
-            drop(request);
-            let Some(now) = now else {
-                // Back to how the array writes otherwise, also if nobody does.
+            let Some(now) = self.identity.restripe() else {
+                // Back to how the array writes otherwise, also if nobody does. A stop waits for it.
                 drop(self.enter_mode().await);
                 return;
             };
+            drop(request);
             if moved == Ok(true) {
                 let slot = self.jobs.restripe_slot();
                 let stripes = now.cursor.saturating_sub(restripe.cursor);

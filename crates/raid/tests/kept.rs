@@ -12,11 +12,12 @@ use std::time::Duration;
 use ashlar_drive::drive::{ATTEMPTS_MAX, Drive};
 
 use ashlar_format::array_superblock::{Level, Policy};
-use ashlar_format::units::StripeIndex;
+use ashlar_format::units::{MemberIndex, StripeIndex};
 use ashlar_raid::array::Array;
 use ashlar_raid::error::{ArrayError, AssembleError};
 use ashlar_raid::label;
-use ashlar_raid::start::AssembleOptions;
+use ashlar_raid::layout::Shape;
+use ashlar_raid::start::{ArraySpec, AssembleOptions};
 use ashlar_raid::status::ArrayState;
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::op::Op;
@@ -442,5 +443,56 @@ fn a_replay_fences_no_more_than_the_array_bears() {
         pair.in_place().await;
         pair.scrub_is_clean().await;
         pair.array.stop().await.unwrap();
+    });
+}
+
+/// What is read for a copy is not worked out from copies of something else, when the last drive
+/// that has it no longer reads it, either.
+#[test]
+fn a_copy_is_not_worked_out_from_other_chunks() {
+    // Of the one chunk lost for good, of the other from then on.
+    const LOST: u64 = 1024;
+    const LOST_NEXT: u64 = 4096;
+    run(|reactor, steer| async move {
+        let shape = Shape { copies: 3, ..Shape::default() };
+        let spec = ArraySpec { shape, ..Pair::spec(Level::Raid10) };
+        let mut pair = Pair::made(&reactor, &spec, &[DRIVE_BYTES; 6], 512).await;
+        pair.put(0, &vec![3; pair.array.stripe_bytes() as usize]).await;
+        pair.in_place().await;
+        let drives = pair.drives();
+        let data = label::plan(DRIVE_BYTES, 0).unwrap().data.offset;
+        // By position: three copies of one chunk, then of the other.
+        let layout = pair.array.layout();
+        let members: Vec<usize> =
+            (0..6).map(|position| layout.member_at(StripeIndex(0), position).index()).collect();
+        let files: Vec<usize> =
+            members.iter().map(|member| address(pair.file(&drives[*member]))).collect();
+        let is_given_up = Cell::new(false);
+        steer.set(move |its, op| {
+            let position = files.iter().position(|file| *file == its);
+            let (Some(position), Some(at)) = (position, offset(op)) else { return Fate::Passes };
+            if is_write(op) {
+                is_given_up.set(is_given_up.get() || position == 1 && at == data + LOST);
+                return Fate::Passes;
+            }
+            let Op::Read { into, .. } = op else { return Fate::Passes };
+            let sector = data + if position < 3 { LOST } else { LOST_NEXT };
+            let touched = at < sector + 512 && sector < at + into.len() as u64;
+            let fails = position != 5 || is_given_up.get();
+            if touched && fails { Fate::Fails } else { Fate::Passes }
+        });
+        pair.array.pull_member(MemberIndex::new(members[0])).unwrap();
+        pair.replace(members[0] as u8).await;
+        pair.rebuild_ends().await;
+        assert!(pair.array.status().rebuild_error.is_some(), "the last copy was read all the time");
+        steer.set(|_, _| Fate::Passes);
+        pair.array.rebuild(|| [99; 16]).await.unwrap();
+        pair.rebuilt().await;
+        let chunk = layout.chunk_bytes as usize;
+        let lost = LOST as usize..LOST as usize + 512;
+        assert_eq!(pair.read(lost.start, lost.len()).await, Err(ArrayError::Bad));
+        for sector in (0..2 * chunk).step_by(512).filter(|at| *at != lost.start) {
+            assert!(pair.read(sector, 512).await.unwrap() == [3; 512], "{sector}");
+        }
     });
 }

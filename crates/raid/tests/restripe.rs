@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
 
-use ashlar_format::array_superblock::Level;
+use ashlar_format::array_superblock::{Level, Policy};
 use ashlar_format::units::{MemberIndex, StripeIndex};
 use ashlar_raid::array::Array;
 use ashlar_raid::error::{ArrayError, AssembleError, ChangeError};
@@ -20,7 +20,8 @@ use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::op::DeviceId;
 
 use crate::modelled::{
-    DRIVE_BYTES, LATENCY, Unreadable, drive, full_array, plug_in, run, run_full, run_unreadable,
+    DRIVE_BYTES, LATENCY, Unreadable, drive, full_array, plug_in, run, run_counted, run_full,
+    run_unreadable,
 };
 
 /// Level, members, and how many are added.
@@ -451,6 +452,30 @@ fn too_few_members_start_by_force_once_all_is_moved() {
             let array = Array::assemble(&reactor, left, options).await.unwrap();
             assert_eq!(array.state(), ArrayState::Failed, "{level:?}");
             let _ = array.stop().await;
+        });
+    }
+}
+
+/// When all is moved the array goes back to how it writes otherwise: a stop waits for that.
+#[test]
+fn nothing_is_written_after_a_stop_at_its_end() {
+    for moment in 5..13 {
+        run_counted(|reactor, busiest| async move {
+            let subject = Subject::restriping(&reactor, SHAPES[0]).await;
+            let array = &subject.array;
+            array.set_policy(Policy::Bitmap).await.unwrap();
+            let all = SettingsChange { rebuild_percent: Some(100), ..SettingsChange::default() };
+            array.set_settings(all).await.unwrap();
+            while array.capacity() == subject.full {
+                reactor.sleep(Duration::from_micros(10)).await;
+            }
+            reactor.sleep(moment * LATENCY / 4).await;
+            // It ends at once, if nobody has to be waited for.
+            (1..4).for_each(|index| array.pull_member(MemberIndex(index)).unwrap());
+            let _ = array.stop().await;
+            busiest.set(0);
+            reactor.sleep(Duration::from_secs(1)).await;
+            assert_eq!(busiest.get(), 0, "{moment}");
         });
     }
 }
