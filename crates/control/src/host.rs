@@ -168,6 +168,8 @@ struct State {
     /// Drives of the catalog that could not be attached, and why.
     missing: BTreeMap<String, Refusal>,
     arrays: BTreeMap<Uuid, Running>,
+    /// Where arrays are being started: several at a time when the daemon begins.
+    beginning: BTreeMap<Uuid, usize>,
     /// Arrays that shall run and could not be started, and why.
     unavailable: BTreeMap<Uuid, Refusal>,
     /// Since when members of running arrays are away.
@@ -318,7 +320,9 @@ impl Host {
     fn reactors(&self) -> Vec<placement::Reactor> {
         let reactor = |(index, core): (usize, &Core)| {
             let (arrays, exports) = self.look(|state| {
-                let arrays = state.arrays.values().filter(|array| array.core == index).count();
+                let arrays = state.arrays.values().map(|array| array.core);
+                let arrays = arrays.chain(state.beginning.values().copied());
+                let arrays = arrays.filter(|core| *core == index).count();
                 let serves = |export: &&Serving| export.parts.iter().any(|(at, _)| *at == index);
                 (arrays, state.exports.values().filter(serves).count())
             });

@@ -162,6 +162,24 @@ fn upgraded_under(daemon: &Daemon, ring: &str, seconds: u64, count: &mut u64) ->
     pauses
 }
 
+/// Each waits half a second for its lease, however fast the machine is.
+#[test]
+fn several_arrays_are_taken_over_side_by_side() {
+    const ARRAYS: u64 = 6;
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let daemon = Daemon::with_drives(6);
+    for number in 0..ARRAYS {
+        daemon.ok(&format!("array create a{number} --level 0 --drives d{number}"));
+        daemon.ok(&format!("volume create v{number} --array a{number} --size 16M"));
+        daemon.ok(&format!("export create e{number} --volume v{number}"));
+    }
+    let took = |_| daemon.json("upgrade")["paused_ms"].as_u64().unwrap();
+    assert!((0..3).map(took).any(|ms| ms < (ARRAYS - 1) * 500), "one after the other");
+    for number in 0..ARRAYS {
+        assert_eq!(daemon.json(&format!("export show e{number}"))["state"], "listening");
+    }
+}
+
 #[test]
 fn a_front_end_within_a_message_delays_nobody_for_long() {
     let daemon = Daemon::with_array(1, 2);

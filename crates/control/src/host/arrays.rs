@@ -488,8 +488,22 @@ impl Host {
         self.check_claims(uuid, name, newest.as_deref())?;
         let absent = self.absent_drives(uuid, newest.as_deref());
         self.note_taken(uuid).await?;
-        let known = self.known(uuid);
         let core = self.core_for(&drives)?;
+        self.look(|state| state.beginning.insert(uuid, core));
+        let begun = self.begin_on(core, (uuid, name), drives, absent, force).await;
+        self.look(|state| state.beginning.remove(&uuid));
+        self.adopt(core, &begun?, name).await
+    }
+
+    async fn begin_on(
+        &self,
+        core: usize,
+        (uuid, name): (Uuid, &str),
+        drives: Vec<String>,
+        absent: Vec<String>,
+        force: bool,
+    ) -> Answer<Begun> {
+        let known = self.known(uuid);
         let seeds = self.seeds(&drives).await?;
         let shown = name.to_owned();
         let host = Some(self.lessee);
@@ -514,7 +528,7 @@ impl Host {
             let text = "what its journal held was put in place";
             tracing::info!(array = name, read_bytes, batches, bytes, took_ms, "{text}");
         }
-        self.adopt(core, &begun, name).await
+        Ok(begun)
     }
 
     /// As the drives have it that can be read.

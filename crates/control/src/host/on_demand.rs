@@ -379,24 +379,12 @@ impl Host {
     }
 
     /// Whether this host has an array's lease: a daemon before this one was killed with it.
-    async fn is_owner(&self, array: Uuid) -> bool {
+    pub(super) async fn is_owner(&self, array: Uuid) -> bool {
         self.newest_lease(array).await.is_some_and(|its| is_own(&its, &self.lessee))
     }
 
-    /// Until a guest needs an array here, one may elsewhere. But one that a daemon was killed with
-    /// is put in order: as long as it has our lease, it keeps others waiting.
-    pub(super) async fn restore_on_demand(&self, array: Uuid, name: &str) {
-        if self.is_owner(array).await {
-            match self.assemble(array, name, false).await {
-                Ok(()) => return self.start_exports_of(array).await,
-                Err(refusal) => tracing::error!(array = name, "not started: {}", refusal.line()),
-            }
-        }
-        self.wait_exports_of(array).await;
-    }
-
     /// Exports of an array that is away listen, and wait.
-    async fn wait_exports_of(&self, array: Uuid) {
+    pub(super) async fn wait_exports_of(&self, array: Uuid) {
         for (name, known) in self.exports_of(array) {
             self.wait_export(&name, &known).await;
         }

@@ -1,12 +1,11 @@
 //! The host's first and last steps: what shall be is brought up, and everything is put to rest.
 
-use std::collections::BTreeMap;
-
 use ashlar_reactor::join::join_all;
 use ashlar_target::nvme_tcp::Coming;
+use tokio::sync::Mutex;
 use uuid::Uuid;
 
-use crate::catalog::KnownDrive;
+use crate::catalog::{KnownArray, KnownDrive};
 use crate::history::Histories;
 use crate::host::Host;
 use crate::host::drives::Reopened;
@@ -26,27 +25,46 @@ impl Host {
         }
         self.reattach_drives(catalog.drives.clone()).await;
         let shall_run = || catalog.arrays.iter().filter(|(_, its)| its.started || its.on_demand);
-        let mut coming: BTreeMap<Uuid, Vec<Coming>> =
-            shall_run().map(|(uuid, _)| (*uuid, self.coming_of(*uuid))).collect();
-        for (uuid, known) in shall_run() {
-            if known.on_demand {
-                self.restore_on_demand(*uuid, &known.name).await;
-                continue;
-            }
-            match self.assemble(*uuid, &known.name, false).await {
-                Ok(()) => self.start_exports_of(*uuid).await,
-                Err(refusal) => {
-                    tracing::error!(array = known.name, "not started: {}", refusal.line());
-                    self.look(|state| state.unavailable.insert(*uuid, refusal));
-                }
-            }
+        // Of all, before the first begins: as long as these are held, hosts wait for them.
+        let starts: Vec<_> =
+            shall_run().map(|(uuid, known)| (*uuid, known, self.coming_of(*uuid))).collect();
+        let one_by_one = &Mutex::new(());
+        let starts = starts.into_iter().map(|(uuid, known, coming)| async move {
+            self.restore_array(uuid, known, one_by_one).await;
             // Tried: what has not come by now keeps no host waiting.
-            coming.remove(uuid);
-        }
+            drop(coming);
+        });
+        join_all(starts).await;
         if let Err(refusal) = self.forget_used_spares() {
             tracing::error!("{}", refusal.line());
         }
         Ok(())
+    }
+
+    /// Arrays are started side by side: each waits half a second for its lease alone. Their exports
+    /// are started one by one.
+    ///
+    /// One on demand is left until a guest needs it here: one may elsewhere. But if a daemon was
+    /// killed with it, it is put in order: as long as it has our lease, it keeps others waiting.
+    async fn restore_array(&self, uuid: Uuid, known: &KnownArray, exports: &Mutex<()>) {
+        let started = match known.on_demand && !self.is_owner(uuid).await {
+            true => None,
+            false => Some(self.assemble(uuid, &known.name, false).await),
+        };
+        let _turn = exports.lock().await;
+        match started {
+            Some(Ok(())) => return self.start_exports_of(uuid).await,
+            Some(Err(refusal)) => {
+                tracing::error!(array = known.name, "not started: {}", refusal.line());
+                if !known.on_demand {
+                    self.look(|state| state.unavailable.insert(uuid, refusal));
+                }
+            }
+            None => {}
+        }
+        if known.on_demand {
+            self.wait_exports_of(uuid).await;
+        }
     }
 
     /// The namespaces of an array that is to be started: as long as these are held, hosts wait for
