@@ -92,6 +92,16 @@ enum Other<'a> {
     Socket { _listener: UnixListener, path: &'a Path },
 }
 
+/// A child that another test is starting has a copy of what was open here, for a moment.
+fn bound(address: SocketAddr) -> TcpListener {
+    let pause = std::time::Duration::from_millis(1);
+    let mut tries = (0..1000).map(|_| {
+        std::thread::park_timeout(pause);
+        TcpListener::bind(address)
+    });
+    tries.find_map(Result::ok).unwrap()
+}
+
 impl Place {
     /// At an address that no other test uses.
     fn port() -> Place {
@@ -111,7 +121,7 @@ impl Place {
 
     fn take(&self) -> Other<'_> {
         match self {
-            Place::Port(address) => Other::Port { _listener: TcpListener::bind(address).unwrap() },
+            Place::Port(address) => Other::Port { _listener: bound(*address) },
             Place::Socket(path) => {
                 Other::Socket { _listener: UnixListener::bind(path).unwrap(), path }
             }

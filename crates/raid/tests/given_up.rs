@@ -159,7 +159,7 @@ async fn crash(pair: &mut Pair, steer: &Steer, prng: &mut Prng) -> Vec<usize> {
         let array = pair.array.clone();
         let destage = begin(&pair.reactor, async move { array.destage_all().await });
         while steer.waiting() == 0 && !destage.has_ended() {
-            pair.reactor.yield_now().await;
+            pair.reactor.sleep(Duration::from_micros(10)).await;
         }
     }
     pair.dies();

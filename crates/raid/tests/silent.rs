@@ -28,9 +28,9 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use crate::pair::{DRIVE_BYTES, Pair, run_on};
 use crate::steered::{Fate, Steer, address, is_write};
 
-const ANSWER_WITHIN: Duration = Duration::from_millis(400);
-/// Longer, and shorter than drives are waited for at most.
-const LONG: Duration = Duration::from_millis(1500);
+const ANSWER_WITHIN: Duration = Duration::from_secs(1);
+/// Longer, and by seconds shorter than drives are waited for at most: a machine may stand still.
+const LONG: Duration = Duration::from_secs(2);
 
 /// How it ended; `None`: it has not, yet.
 type Request = Rc<Cell<Option<Result<(), ArrayError>>>>;

@@ -164,12 +164,12 @@ fn timers_fire_in_order_of_deadline() {
     let reactor = reactor();
     let order = Rc::new(RefCell::new(Vec::new()));
     let began = reactor.now();
-    let at = move |ms| began.after(Duration::from_millis(ms));
-    for ms in [3, 1, 2] {
+    let at = move |tenths: u64| began.after(Duration::from_millis(100 * tenths));
+    for tenths in [3, 1, 2] {
         let (r, order) = (reactor.clone(), order.clone());
         reactor.spawn(async move {
-            r.sleep_until(at(ms)).await;
-            order.borrow_mut().push(ms);
+            r.sleep_until(at(tenths)).await;
+            order.borrow_mut().push(tenths);
         });
     }
     let r = reactor.clone();

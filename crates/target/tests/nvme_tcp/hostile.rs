@@ -184,7 +184,7 @@ fn who_does_not_introduce_itself_is_told() {
 #[test]
 fn a_silent_host_is_given_up() {
     let offered = Offered::open();
-    let choice = Choice { keep_alive_ms: 200, ..Choice::PLAIN };
+    let choice = Choice { keep_alive_ms: 2000, ..Choice::PLAIN };
     let mut host = Host::connect(offered.at(), SUBSYSTEM, choice);
     let longer = Choice { keep_alive_ms: 5000, ..Choice::PLAIN };
     let mut lively = Host::named(offered.at(), (SUBSYSTEM, NEIGHBOUR), longer);
