@@ -131,6 +131,8 @@ def cell(study: Study, server: Server, side, state: State, place: dict, transact
 
 def geometry_of(study: Study, side: studies.Side, state: State) -> tuple[Geometry, tuple[str, ...]]:
     array = study.array
+    if side.kind == "raw" and side.raid0:
+        return Geometry(array.members, 0, array.chunk), ()
     if side.kind == "raw":
         return Geometry(1, 0, array.chunk), ("raw gives each load one drive",)
     out = tuple(range(state.drives_out))
@@ -215,8 +217,9 @@ def write_hops(geometry: Geometry) -> int:
 
 
 def arrays_of(study: Study, side, loads: int) -> int:
-    """How many work at once. `raw` has a drive for each load."""
-    return loads if side.kind == "raw" else min(study.array.count, loads)
+    """How many work at once. `raw` has a drive for each load, but as RAID 0."""
+    alone = side.kind == "raw" and not side.raid0
+    return loads if alone else min(study.array.count, loads)
 
 
 def core_limits(server: Server, pattern: Pattern, cores: int) -> dict[str, float]:

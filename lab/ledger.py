@@ -17,7 +17,7 @@ from pathlib import Path
 
 from lab import lines, paths
 
-KINDS = ("process", "mount", "loop", "md", "ublk", "nbd", "zpool", "path")
+KINDS = ("process", "mount", "loop", "md", "dm", "ublk", "nbd", "zpool", "path")
 GONE_SECONDS_MAX = 20
 COMMAND_SECONDS_MAX = 15  # what waits for a device that answers nobody waits for ever
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -33,8 +33,9 @@ class Debt:
     """One thing that somebody has to take down.
 
     process: pid and start time; mount: its directory or file; loop: the file beneath; md: the UUID
-    of an array; ublk: its name in /dev; nbd: its name in /dev and the process that serves it;
-    zpool: the name of a pool; path: a file or directory that is ours as a whole.
+    of an array; dm: the name of a device of the device mapper; ublk: its name in /dev; nbd: its
+    name in /dev and the process that serves it; zpool: the name of a pool; path: a file or
+    directory that is ours as a whole.
     """
 
     kind: str
@@ -132,6 +133,8 @@ def is_there(debt: Debt) -> bool:
         return bool(loops_of(debt.what))
     if debt.kind == "md":
         return bool(arrays_of(debt.what))
+    if debt.kind == "dm":
+        return any(line_of(path) == debt.what for path in BLOCK.glob("dm-*/dm/name"))
     if debt.kind == "ublk":
         return (BLOCK / debt.what).exists()
     if debt.kind == "nbd":
@@ -155,6 +158,8 @@ def take_down(debt: Debt) -> None:
     elif debt.kind == "md":
         for name in arrays_of(debt.what):
             until(lambda: quietly("mdadm", "--stop", f"/dev/{name}") or not is_there(debt))
+    elif debt.kind == "dm":
+        until(lambda: quietly("dmsetup", "remove", debt.what) or not is_there(debt))
     elif debt.kind == "ublk":
         quietly("ublk", "del", "-n", debt.what.removeprefix("ublkb"))
     elif debt.kind == "nbd":
@@ -264,9 +269,13 @@ MD_ASK = ("mdadm", "--detail", "--export")
 
 
 def nbd_server(name: str) -> str:
+    return line_of(BLOCK / name / "pid")  # none, if it serves nobody
+
+
+def line_of(path: Path) -> str:
     try:
-        return (BLOCK / name / "pid").read_text().strip()
-    except OSError:  # it serves nobody
+        return path.read_text().strip()
+    except OSError:
         return ""
 
 

@@ -141,12 +141,13 @@ SIDES = ("ashlar", "mdraid", "raw", "btrfs", "zfs", "qemu-storage-daemon", "spdk
 WORDS = {
     "ashlar": ("policy", "integrity", "cores", "export"),
     "mdraid": ("policy", "bitmap", "group_thread_cnt", "stripe_cache_size"),
+    "raw": ("raid0",),
     "qemu-storage-daemon": ("cores",),
     "spdk": ("cores",),
 }
 POLICIES = {"ashlar": ("journal", "bitmap", "none"), "mdraid": ("ppl",)}
 KIND_OF = {"paths": "block", "iops": "model", "mbps": "model"}  # of drives that have this word
-# Give each load a drive of its own: there is no redundancy, and one state only.
+# There is no redundancy, and one state only. Each load has a drive of its own, but with `raid0`.
 ALONE = ("raw", "qemu-storage-daemon", "spdk")
 
 
@@ -163,6 +164,7 @@ class Side(Table):
     bitmap: bool = True  # mdraid: the write-intent bitmap, without which a crash is a full resync
     group_thread_cnt: Annotated[int, Field(ge=0)] | None = None  # mdraid
     stripe_cache_size: Count | None = None  # mdraid
+    raid0: bool = False  # raw: all drives of an array as one, and not a drive for each load
 
     @model_validator(mode="before")
     @classmethod
@@ -234,9 +236,11 @@ class Study(Table):
         """How many are given to loads, which is how many loads there are."""
         return self.vm.count if self.where == Where.VM else self.array.count
 
-    def drives_behind(self, loads: int, kind: str) -> int:
+    def drives_behind(self, loads: int, kind: str, raid0: bool = False) -> int:
         """On which so many loads have their disks: members of arrays, or a drive for each."""
-        return loads if kind in ALONE else min(self.array.count, loads) * self.array.members
+        if kind in ALONE and not raid0:
+            return loads
+        return min(self.array.count, loads) * self.array.members
 
     @model_validator(mode="after")
     def fits_together(self):

@@ -308,7 +308,7 @@ def fewer_drives(study: studies.Study) -> list[int]:
     """How many stand behind cells that load the first arrays only, and behind sides that give each
     load a drive."""
     behind = {
-        study.drives_behind(loads, side.kind)
+        study.drives_behind(loads, side.kind, side.raid0)
         for _, _, loads in schedule.loads_of(study)
         for side in study.side
     }

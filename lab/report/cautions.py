@@ -23,7 +23,7 @@ DURABILITY = {
     "wal_level": ("replica", "logical"),
 }
 SECONDS_ENOUGH = 30
-ON_BLOCKS = ("mdraid", "btrfs", "zfs")
+ON_BLOCKS = ("mdraid", "raw", "btrfs", "zfs")
 ABOVE = 1.05
 EMULATED = (
     "The processors of the virtual machines are emulated: what takes CPU time there, of the load "

@@ -137,7 +137,8 @@ class Source:
         return load == "select-only" or way in ("read", "randread")
 
     def drives_behind(self, loads: int, side: str) -> int:
-        return self.study.drives_behind(loads, self.kind(side))
+        raid0 = any(one.raid0 for one in self.study.side if one.name == side)
+        return self.study.drives_behind(loads, self.kind(side), raid0)
 
     def raw_of(self, load: str, loads: int, side: str) -> dict:
         """What as many bare drives did as this side used. An older run measured one number of them

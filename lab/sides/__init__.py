@@ -12,7 +12,7 @@ __all__ = ["Drive", "Side", "make"]
 MADE_BY = {
     "ashlar": ("lab.sides.ashlar", "Ashlar"),
     "mdraid": ("lab.sides.mdraid", "Mdraid"),
-    "raw": ("lab.sides.raw", "Raw"),
+    "raw": ("lab.sides.raw", "made"),
     "btrfs": ("lab.sides.btrfs", "Btrfs"),
     "zfs": ("lab.sides.zfs", "Zfs"),
     "qemu-storage-daemon": ("lab.sides.qsd", "StorageDaemon"),

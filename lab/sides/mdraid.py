@@ -47,6 +47,7 @@ ZEROED = ("file", "nvme")  # kinds of drives that come with nothing but zeroes
 
 
 class Mdraid:
+    called = "md"
     pulls_live = True
 
     def __init__(self, chosen: studies.Side, study: studies.Study, place: Place, work: Path):
@@ -212,6 +213,9 @@ class Mdraid:
 
     def settings(self) -> dict[str, str]:
         version = self.place.run("mdadm --version 2>&1").text.strip()
+        commands = {"commands": "\n".join(dict.fromkeys(self.commands))}
+        if self.level == "0":  # nothing to resync, nor to rebuild
+            return {"version": version, "level": self.level, **commands}
         zeroed = self.study.drives.kind in ZEROED
         first = "left out (--assume-clean): the drives held zeroes alone, whose parity is zero"
         return {
@@ -225,7 +229,7 @@ class Mdraid:
             "rebuild": "at md's own pace: " + self.place.run(
                 f"cd /sys/block/{self.arrays[0]}/md && grep . sync_speed_min sync_speed_max"
             ).text.strip(),
-            "commands": "\n".join(dict.fromkeys(self.commands)),
+            **commands,
         }
 
     def end(self, name: str, uuid: str) -> None:
@@ -267,6 +271,7 @@ def create(
         words += ["--consistency-policy=ppl"] if consistency == "ppl" else []
         words += [f"--bitmap={'internal' if consistency == 'bitmap' else 'none'}"]
     words += ["--assume-clean"] * (zeroed and level != "0")
+    words += ["--force"] * (len(drives) == 1)  # which mdadm takes for a mistake
     return " ".join([*words, *drives])
 
 

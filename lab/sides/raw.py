@@ -1,4 +1,6 @@
-"""One drive by itself, without anything that protects it: what the others are measured against."""
+"""Drives without anything that protects them: what the others are measured against. One by itself
+for each load, or all of an array as RAID 0 (`raid0.py`).
+"""
 
 from pathlib import Path
 
@@ -8,6 +10,11 @@ from lab.place import Place
 from lab.side import Counters, Disk, Drive
 from lab.sides.alone import Alone
 from lab.sides.blocks import Blocks
+from lab.sides.raid0 import Raid0
+
+
+def made(chosen: studies.Side, study: studies.Study, place: Place, work: Path) -> Alone:
+    return (Raid0 if chosen.raid0 else Raw)(chosen, study, place, work)
 
 
 class Raw(Alone):

@@ -155,6 +155,15 @@ class Bottlenecks(unittest.TestCase):
         rates = [found(study, Server(DRIVE), load="read", loads=loads) for loads in (1, 2)]
         self.assertEqual([round(one.per_second) for one in rates], [10_000, 20_000])
 
+    def test_raw_as_raid_0_is_all_drives_of_the_arrays_with_a_load(self):
+        study = FIO | {"side": [{"kind": "raw", "raid0": True}], "states": ["healthy"],
+                       "array": {"count": 2}, "vm": {"count": 4},
+                       "fio": FIO["fio"] | {"vms": [1, 2, 4]}}  # fmt: skip
+        for load in ("read", "write"):  # nothing is read to write, and nothing is written beside
+            rates = [found(study, Server(DRIVE), load=load, loads=loads) for loads in (1, 2, 4)]
+            rates = [round(one.per_second) for one in rates]
+            self.assertEqual(rates, [50_000, 100_000, 100_000], load)
+
     def test_what_is_written_in_place_waits_twice(self):
         late = Server(DRIVE, drive_latency_seconds=1)
         study = FIO | {"side": [*FIO["side"], {"kind": "ashlar", "name": "j"}, {"kind": "raw"}]}

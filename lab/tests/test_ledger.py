@@ -220,6 +220,18 @@ class Debts(unittest.TestCase):
         self.assertNotIn("--stop /dev/md100", called.read_text())
         self.assertTrue((at / "md100").exists())
 
+    def test_only_the_stripe_of_that_name_is_removed(self):
+        at = self.home / "block"
+        called = self.fake(dmsetup=f"rm -r {at}/dm-1")
+        for device, name in [("dm-0", "theirs"), ("dm-1", "ashlar-lab-1-0")]:
+            (at / device / "dm").mkdir(parents=True)
+            (at / device / "dm" / "name").write_text(f"{name}\n")
+        for name in ("ashlar-lab-1-1", "ashlar-lab-1-0"):  # the other was not made
+            self.ledger.owe("dm", name)
+        self.assertEqual(list(self.ledger.clean()), ["removed dm ashlar-lab-1-0"])
+        self.assertEqual(called.read_text(), "dmsetup remove ashlar-lab-1-0\n")
+        self.assertTrue((at / "dm-0").exists())
+
     def test_an_export_by_nbd_is_known_by_who_serves_it(self):
         called = self.fake(nbd_client=f"rm {self.home}/block/nbd1/pid")
         for name, pid in [("nbd0", 77), ("nbd1", 78)]:

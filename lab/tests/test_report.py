@@ -332,6 +332,23 @@ class Cautions(InADirectory):
         said = tables.bare_drives(source, "randwrite", 1)
         self.assertIn("ashlar: 160 on 5 drives by themselves (32 on each); raid0: 160 on 5", said)
         self.assertIn("whose rate is taken times 1/5: this load has 1 drive.", said)
+        # As RAID 0 it has all of the array that the others have, and protects as little.
+        source = self.change("study.json", lambda study: study["side"][1].update(raid0=True))
+        said = tables.bare_drives(source, "randread", 2)
+        self.assertIn("64 I/Os under way in all, beside 160 on 5 drives by themselves", said)
+        [red] = [text for text in self.red(source) if "UNEQUAL" in text]
+        self.assertIn("ashlar survives 1, raid0 survives 0", red)
+
+    def test_who_reached_files_through_loop_devices_is_told(self):
+        synthetic.fio(self.home)
+        self.assertNotIn("through loop devices", self.other(Source.read(self.home)))
+
+        def change(study):
+            study["drives"]["kind"] = "file"
+            study["side"][1]["kind"] = "raw"
+
+        source = self.change("study.json", change)
+        self.assertIn("raid0 reached these files through loop devices", self.other(source))
 
     def test_an_older_run_takes_a_share_of_all_drives_and_says_it(self):
         told = self.other(self.two_arrays({}))

@@ -675,6 +675,9 @@ class Disks(InDirectory):
             words["side"] = [{"kind": "ashlar"}, {"kind": "raw"}]  # which takes a drive for each
             found = measure_drives(Study.model_validate(words), where, lambda what: None)
             self.assertEqual(list(found), ["p", "p, 3 drives", "p, 4 drives"])
+            words["side"][1]["raid0"] = True  # which takes all of an array
+            found = measure_drives(Study.model_validate(words), where, lambda what: None)
+            self.assertEqual(list(found), ["p"])
 
     def test_models_of_drives_are_not_measured_but_stated(self):
         pattern = {"name": "large", "rw": "read", "block": "1M"}

@@ -55,8 +55,9 @@ class Schedule(unittest.TestCase):
                 self.assertEqual(cell, whole[cell.key])
 
     def test_a_single_drive_is_measured_whole_and_only_so(self):
-        made = study(side=[{"kind": "raw"}], unequal=True)
-        self.assertEqual({cell.state for cell in schedule.blocks(made)[0].cells}, {"healthy"})
+        for words in ({}, {"raid0": True}):  # which no other drive makes up for, either
+            made = study(side=[{"kind": "raw", **words}], unequal=True)
+            self.assertEqual({cell.state for cell in schedule.blocks(made)[0].cells}, {"healthy"})
 
     def test_virtual_machines_load_one_and_all(self):
         fio = {"patterns": [{"name": "p", "rw": "randread"}], "vms": [1, 4]}

@@ -124,7 +124,8 @@ class Studies(unittest.TestCase):
             ("mdraid", 'cores = "1"', "`bitmap`, `group_thread_cnt`, `stripe_cache_size`"),
             ("btrfs", 'policy = "bitmap"', "nothing but a `name`"),
             ("zfs", "integrity = true", "nothing but a `name`"),
-            ("raw", 'export = "ublk"', "nothing but a `name`"),
+            ("raw", 'export = "ublk"', "takes `raid0`"),
+            ("mdraid", "raid0 = true", "`bitmap`, `group_thread_cnt`, `stripe_cache_size`"),
             ("spdk", "stripe_cache_size = 1", "takes `cores`"),
             ("qemu-storage-daemon", 'policy = "none"', "takes `cores`"),
         ]:
