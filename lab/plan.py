@@ -99,7 +99,7 @@ def command_line() -> argparse.ArgumentParser:
                         help="I/Os of a transaction as a run measured them")  # fmt: skip
     parser.add_argument("--json", action="store_true")
     check = parser.add_argument_group("the plan itself")
-    check.add_argument("--check", action="store_true", help="predicted against measured; 10 min")
+    check.add_argument("--check", action="store_true", help="predicted against measured; 20 min")
     check.add_argument("--levels", type=levels, default="4+1,4+2", help="to check (4+1,4+2)")
     check.add_argument("--only", default="", help="part of the names of what to check")
     return parser

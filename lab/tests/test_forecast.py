@@ -7,13 +7,15 @@ import contextlib
 import io
 import json
 import os
+import re
 import tempfile
+import time
 import unittest
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
-from lab import forecast, main, plan, proof
+from lab import forecast, main, paths, plan, proof
 from lab.forecast import Server, predict
 from lab.geometry import Drive, Geometry, binomial
 from lab.results import Cell
@@ -304,6 +306,25 @@ class Check(unittest.TestCase):
             self.assertEqual(proof.Compared("4+1", "none", "healthy", one, measured).holds, holds)
 
 
+    def test_what_docs_say_is_predicted_is(self):
+        """Of what is measured there, nobody but a machine without other work can say that."""
+        row = re.compile(
+            r"\| (\d)\+(\d) \| (none|journal) \| (healthy|degraded) \| ([^|]+) \| ([\d,]+) "
+            r"\| ([\d,]+) \([^|]+\|[^|]* (\d\.\d\d) \|"
+        )
+        told = row.findall((paths.CHECKOUT / "docs/LAB.md").read_text())
+        self.assertEqual(len(told), 2 * 2 * 2 * len(proof.PATTERNS))
+        server = Server(Drive(proof.IOPS, proof.IOPS, proof.MBPS * 1e6, proof.MBPS * 1e6),
+                        span_bytes=proof.RANDOM_BYTES)  # fmt: skip
+        for data, parity, policy, state, work, predicted, measured, ratio in told:
+            load = work.replace(" ", "-").replace("/", "-")
+            its = predict(proof.study_of(int(data), int(parity), policy), server)
+            rate = next(e.per_second for e in its if (e.load, e.state) == (load, state))
+            place = (data, parity, policy, state, work)
+            self.assertEqual(predicted, f"{rate:,.0f}", place)
+            self.assertAlmostEqual(int(measured.replace(",", "")) / rate, float(ratio), 2, place)
+
+
 class Command(unittest.TestCase):
     DRIVES = ["--drive-iops-read", "10000", "--drive-iops-write", "10000",
               "--drive-gbps-read", "0.2", "--drive-gbps-write", "0.2"]  # fmt: skip
@@ -353,6 +374,27 @@ class Command(unittest.TestCase):
                 status, said, levels = self.checked("--levels", wrong)
                 self.assertEqual((status, levels), (2, []), wrong)
                 self.assertIn("is not like 4+1,4+2", said)
+
+    def test_check_says_of_what_its_figures_are(self):
+        with mock.patch.dict(os.environ, {"ASHLAR": "/bin/true"}):
+            for load, busy in [(0.0, False), (99.0 * os.cpu_count(), True)]:
+                with mock.patch.object(os, "getloadavg", return_value=(load, 0, 0)):
+                    status, said, _ = self.checked()
+                self.assertEqual((status, "BUSY" in said), (0, busy), said)
+                self.assertIn(f"{time.strftime('%d %B %Y')}, ", said)
+            status, said, levels = self.checked("--only", "randm")
+        self.assertEqual((status, levels), (1, []))
+        self.assertIn("random-read, random-write", said)
+
+    def test_check_counts_what_holds(self):
+        one = next(predict(proof.study_of(4, 1, "none"), Server(DRIVE)))
+        rows = [proof.Compared("4+1", "none", "healthy", one, (one.per_second * ratio,))
+                for ratio in (1, 1.1, 1.2)]  # fmt: skip
+        said = io.StringIO()
+        with mock.patch.object(proof, "compare", return_value=iter(rows)), \
+                contextlib.redirect_stdout(said):  # fmt: skip
+            self.assertEqual(proof.main(Path("/bin/true"), [(4, 1)], ""), 1)
+        self.assertIn("2 of 3 are within 15%; furthest apart: 20%", said.getvalue())
 
     def test_check_without_a_program(self):
         with mock.patch.dict(os.environ, {"ASHLAR": "/nonexistent"}):
