@@ -108,9 +108,11 @@ pub(crate) fn discovery<'a>(
 }
 
 fn discovery_entry(at: SocketAddr, subsystem: &str, subtype: u8) -> DiscoveryEntry {
+    // As the host means it: a port of IPv6 takes those of IPv4, too.
+    let address = at.ip().to_canonical();
     DiscoveryEntry {
         transport: TRANSPORT_TCP,
-        family: if at.is_ipv4() { FAMILY_IPV4 } else { FAMILY_IPV6 },
+        family: if address.is_ipv4() { FAMILY_IPV4 } else { FAMILY_IPV6 },
         subtype,
         // No secure channel; the host may switch flow control of queues off.
         requirements: 0b110,
@@ -122,7 +124,7 @@ fn discovery_entry(at: SocketAddr, subsystem: &str, subtype: u8) -> DiscoveryEnt
         service: padded(&at.port().to_string()),
         reserved_b: [0; 192],
         subsystem: nqn_field(subsystem).unwrap_or([0; NQN_BYTES]),
-        address: padded(&at.ip().to_string()),
+        address: padded(&address.to_string()),
         specific: [0; 256],
     }
 }
@@ -139,6 +141,19 @@ mod tests {
         let done = Counters { read_bytes: 512_001, writes: 7, ..Counters::default() };
         let page = health(&done, 7200);
         assert_eq!((page[32], page[48], page[80], page[128], page[3]), (2, 0, 7, 2, 100));
+    }
+
+    #[test]
+    fn a_host_hears_of_the_address_that_it_used() {
+        for (at, family, address) in [
+            ("[::ffff:192.0.2.1]:4420", FAMILY_IPV4, "192.0.2.1 "),
+            ("192.0.2.1:4420", FAMILY_IPV4, "192.0.2.1 "),
+            ("[2001:db8::1]:4420", FAMILY_IPV6, "2001:db8::1 "),
+        ] {
+            let entry = discovery_entry(at.parse().unwrap(), "nqn.2014-08.org.example:a", 2);
+            assert_eq!(entry.family, family);
+            assert_eq!(&entry.address[..address.len()], address.as_bytes());
+        }
     }
 
     #[test]
