@@ -3,8 +3,9 @@
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt};
-use std::os::unix::net::UnixStream;
 use std::path::Path;
+
+use ashlar_target::unix_socket;
 
 use crate::refusal::{Answer, Refusal};
 
@@ -39,14 +40,14 @@ pub fn make_way(path: &Path) -> Answer<()> {
         }
         Ok(_) => {}
     }
-    match UnixStream::connect(path) {
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-            std::fs::remove_file(path).map_err(|error| {
-                Refusal::failed(format!("the old socket {shown} cannot be removed: {error}"))
-            })
+    match unix_socket::is_taken(path) {
+        Ok(false) => std::fs::remove_file(path).map_err(|error| {
+            Refusal::failed(format!("the old socket {shown} cannot be removed: {error}"))
+        }),
+        Ok(true) | Err(_) => {
+            Err(Refusal::conflict(format!("{shown} is busy: someone listens there"))
+                .fix("name another path, or stop that program"))
         }
-        Ok(_) | Err(_) => Err(Refusal::conflict(format!("{shown} is busy: someone listens there"))
-            .fix("name another path, or stop that program")),
     }
 }
 
@@ -72,7 +73,11 @@ mod tests {
         let path = scratch.path().join("run/api.sock");
         make_way(&path).unwrap();
         let listener = UnixListener::bind(&path).unwrap();
-        assert!(make_way(&path).unwrap_err().error.contains("busy"));
+        // However long its queue is: none of these takes a place there.
+        rustix::net::listen(&listener, 0).unwrap();
+        for _ in 0..4 {
+            assert!(make_way(&path).unwrap_err().error.contains("busy"));
+        }
         drop(listener);
         assert!(path.exists(), "a socket outlives its listener");
         make_way(&path).unwrap();

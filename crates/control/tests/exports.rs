@@ -170,6 +170,31 @@ fn a_place_that_is_taken_is_refused_and_at_a_start_waited_for() {
     }
 }
 
+/// As one that serves a guest: it accepts nobody else, and few can wait.
+#[test]
+fn nobody_waits_for_the_queue_of_who_listens_at_its_path() {
+    let mut daemon = Daemon::with_array(1, 2);
+    daemon.ok("volume create v --array a --size 16M");
+    daemon.ok("export create e --volume v");
+    daemon.stop();
+    let path = daemon.path("export/e.sock");
+    let other = UnixListener::bind(&path).unwrap();
+    rustix::net::listen(&other, 1).unwrap();
+    daemon.start_again();
+    let looks = std::time::Duration::from_secs(4);
+    #[expect(clippy::disallowed_methods, reason = "the daemon tries again each second")]
+    std::thread::sleep(looks);
+    daemon.ok("export create f --volume v");
+    assert_eq!(daemon.json("export show e")["state"], "down");
+    other.set_nonblocking(true).unwrap();
+    let waits = other.accept().map_err(|error| error.kind());
+    assert!(matches!(waits, Err(std::io::ErrorKind::WouldBlock)), "a place in its queue is taken");
+    drop(other);
+    std::fs::remove_file(path).unwrap();
+    daemon.wait_for("export show e", |export| export["state"] == "listening");
+    daemon.stop();
+}
+
 #[test]
 fn what_is_deleted_or_stopped_while_it_is_down_stays_so() {
     let mut daemon = Daemon::with_array(1, 2);

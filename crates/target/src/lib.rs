@@ -15,7 +15,7 @@ pub mod handed;
 pub mod secrets;
 pub mod export;
 mod line;
-mod unix_socket;
+pub mod unix_socket;
 mod tcp;
 pub mod vhost;
 pub mod nvme_tcp;

@@ -1,8 +1,7 @@
 //! Unix sockets that exports listen on.
 
-use std::io::ErrorKind;
 use std::os::unix::fs::FileTypeExt;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::path::Path;
 
 use rustix::io::Errno;
@@ -33,13 +32,27 @@ pub(crate) fn bind(path: &Path, backlog: i32) -> Result<UnixListener, BindError>
     if !std::fs::symlink_metadata(path)?.file_type().is_socket() {
         return Err(BindError::NotSocket);
     }
-    match UnixStream::connect(path) {
-        Ok(_) => return Err(BindError::Busy),
-        Err(error) if error.kind() == ErrorKind::ConnectionRefused => {}
-        Err(error) => return Err(error.into()),
+    if is_taken(path)? {
+        return Err(BindError::Busy);
     }
     std::fs::remove_file(path)?;
     bind_new(path, backlog).map_err(|error| BindError::Io(error.into()))
+}
+
+/// Whether somebody has the socket at `path`; else the file is what a process before left.
+///
+/// It is asked for with the wrong type of socket, datagrams for a stream (connect(2), EPROTOTYPE).
+/// A connection of the right type would stay in the other's queue until that accepts it, however
+/// soon it is closed here; and once the queue is full, `connect` waits for as long. Unlike
+/// /proc/net/unix this goes by the file, whatever path and network namespace it was bound in.
+pub fn is_taken(path: &Path) -> std::io::Result<bool> {
+    let flags = SocketFlags::CLOEXEC;
+    let probe = rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)?;
+    match rustix::net::connect(&probe, &SocketAddrUnix::new(path)?) {
+        Ok(()) | Err(Errno::PROTOTYPE) => Ok(true),
+        Err(Errno::CONNREFUSED) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
 }
 
 fn bind_new(path: &Path, backlog: i32) -> Result<UnixListener, Errno> {
@@ -80,6 +93,25 @@ mod tests {
         assert!(matches!(bind(&path, 4), Err(BindError::Busy)));
         drop(first);
         let _second = bind(&path, 4).unwrap();
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    /// Of somebody who accepts nobody: nobody waits for that, nor is in its way.
+    #[test]
+    fn a_busy_path_is_found_so_without_a_place_in_the_queue() {
+        let path = path("queue");
+        let other = bind(&path, 0).unwrap();
+        for _ in 0..4 {
+            assert!(matches!(bind(&path, 4), Err(BindError::Busy)));
+        }
+        other.set_nonblocking(true).unwrap();
+        assert_eq!(other.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+        drop(other);
+        assert!(!is_taken(&path).unwrap());
+        let other = std::os::unix::net::UnixDatagram::bind(path.with_extension("datagrams"));
+        assert!(is_taken(&path.with_extension("datagrams")).unwrap());
+        drop(other);
+        std::fs::remove_file(path.with_extension("datagrams")).unwrap();
         std::fs::remove_file(&path).unwrap();
     }
 
