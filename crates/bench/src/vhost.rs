@@ -14,6 +14,7 @@ use ashlar_reactor::mailbox::Sender;
 use ashlar_reactor::registry::Key;
 use ashlar_target::export::Part;
 use ashlar_target::limits::{RateLimits, Rates};
+use ashlar_target::unix_socket::Access;
 use ashlar_target::vhost::{ExportSpec, VhostExport};
 
 use crate::client::{Client, Resumed, RingKind, Wish};
@@ -280,6 +281,7 @@ impl BackEnd {
         let export = ExportSpec {
             name: "bench".into(),
             socket: socket.clone(),
+            access: Access::default(),
             queues_max: spec.queues,
             serial: "bench".into(),
             limits: RateLimits::new(Rates::default()),

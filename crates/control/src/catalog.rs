@@ -28,11 +28,11 @@ const LOCK: &str = "lock";
 /// What went wrong with drives: no daemon needs it to start anything.
 const HISTORIES: &str = "drives.json";
 /// Raised when an older daemon could not make sense of the file.
-const VERSION: u32 = 9;
+const VERSION: u32 = 10;
 /// Read, too: it has no spares. Before 3 there are no epochs, and exports do not know which volume
 /// they mean by its name; before 5 all of them are of one kind; before 6 nobody has a secret;
 /// before 7 no array is here on demand; before 8 no drive was cut short; before 9 what a daemon
-/// took that was killed is not known.
+/// took that was killed is not known; before 10 all sockets are the daemon's user's alone.
 const VERSION_OLDEST: u32 = 1;
 
 /// Older ones have a consent to overwrite it, which is passed over: it went by the name.
@@ -354,6 +354,7 @@ mod tests {
     //! Method: save and load in a scratch directory, with leftovers of a crash beside it.
 
     use super::*;
+    use crate::access::SocketAccess;
     use crate::refusal::RefusalKind;
 
     const FILE_NEW: &str = "catalog.json.new";
@@ -389,7 +390,7 @@ mod tests {
             array,
             volume: "vol".into(),
             volume_uuid: Some(array),
-            front: Front::VhostUserBlk { socket, queues: 4 },
+            front: Front::VhostUserBlk { socket, queues: 4, access: SocketAccess::default() },
             cores: None,
             limits: ExportLimits { read_iops: Some(1000), ..ExportLimits::default() },
             disk: Some(KnownDisk { bytes: 1 << 30, discard_bytes: 192 << 10 }),
@@ -450,9 +451,9 @@ mod tests {
             let refusal = directory.load().unwrap_err();
             assert!(refusal.fix.unwrap().contains("--scan"), "{text:?}");
         }
-        let newer = r#"{"version":10,"drives":{},"arrays":{},"exports":{},"news":{}}"#;
+        let newer = r#"{"version":11,"drives":{},"arrays":{},"exports":{},"news":{}}"#;
         std::fs::write(scratch.path().join(FILE), newer).unwrap();
-        assert!(directory.load().unwrap_err().error.contains("version 10"));
+        assert!(directory.load().unwrap_err().error.contains("version 11"));
         let older = r#"{"version":1,"drives":{},"arrays":{},"exports":{}}"#;
         std::fs::write(scratch.path().join(FILE), older).unwrap();
         assert_eq!(directory.load(), Ok(Catalog::default()));
@@ -494,6 +495,29 @@ mod tests {
         }
         kept.exports.values_mut().for_each(|its| its.disk = None);
         assert_eq!(directory.load(), Ok(kept));
+    }
+
+    #[test]
+    fn sockets_of_an_older_catalog_are_as_they_were() {
+        let scratch = tempfile::tempdir().unwrap();
+        let directory = StateDirectory::open(scratch.path()).unwrap();
+        let mut catalog = filled();
+        let nbd = |access| Front::Nbd { socket: Some("/run/e".into()), listen: None, access };
+        let mut export = catalog.exports["vm1"].clone();
+        export.front = nbd(SocketAccess::default());
+        catalog.exports.insert("e".into(), export);
+        let mut older = serde_json::to_value(&catalog).unwrap();
+        older["version"] = 9.into();
+        assert!(!older.to_string().contains("access"));
+        std::fs::write(scratch.path().join(FILE), older.to_string()).unwrap();
+        assert_eq!(directory.load(), Ok(catalog.clone()));
+        for export in catalog.exports.values_mut() {
+            let mode = "0660".parse().ok();
+            let user = Some("libvirt-qemu".into());
+            *export.front.access_mut().unwrap() = SocketAccess { user, group: None, mode };
+        }
+        directory.save(&catalog).unwrap();
+        assert_eq!(directory.load(), Ok(catalog));
     }
 
     #[test]

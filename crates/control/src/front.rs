@@ -11,6 +11,7 @@ use ashlar_target::vhost::QUEUES_MAX;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
+use crate::access::SocketAccess;
 use crate::api::export::{ExportCreate, ExportKind, NvmeNamespace};
 use crate::refusal::{Answer, Refusal};
 use crate::secret::KeptSecrets;
@@ -22,6 +23,8 @@ pub enum Front {
     VhostUserBlk {
         socket: PathBuf,
         queues: u16,
+        #[serde(default, skip_serializing_if = "SocketAccess::is_usual")]
+        access: SocketAccess,
     },
     /// One namespace of a subsystem.
     NvmeTcp {
@@ -40,6 +43,9 @@ pub enum Front {
     Nbd {
         socket: Option<PathBuf>,
         listen: Option<SocketAddr>,
+        /// To the socket.
+        #[serde(default, skip_serializing_if = "SocketAccess::is_usual")]
+        access: SocketAccess,
     },
     Fuse {
         file: PathBuf,
@@ -69,28 +75,33 @@ impl Front {
             let own = || directory.join(format!("{}.sock", asked.name));
             asked.socket.clone().unwrap_or_else(own)
         };
-        match asked.kind {
+        let access = asked.socket_access.clone();
+        let front = match asked.kind {
             ExportKind::VhostUserBlk => {
                 let queues = queues(asked, QUEUES_MAX)?;
-                Ok(Front::VhostUserBlk { socket: socket(), queues })
+                Front::VhostUserBlk { socket: socket(), queues, access }
             }
-            ExportKind::NvmeTcp => nvme::front(asked, volume, others),
+            ExportKind::NvmeTcp => nvme::front(asked, volume, others)?,
             ExportKind::Nbd => {
                 let is_by_tcp = asked.listen.is_some() && asked.socket.is_none();
                 let socket = (!is_by_tcp).then(socket);
-                Ok(Front::Nbd { socket, listen: asked.listen })
+                Front::Nbd { socket, listen: asked.listen, access }
             }
             ExportKind::Fuse => {
                 let file = asked.file.clone().filter(|file| file.is_absolute());
                 let none = || Refusal::invalid("a file needs a place of its own");
                 let fix = "name one with --path, where no file is yet, or an empty one";
-                Ok(Front::Fuse { file: file.ok_or_else(|| none().fix(fix))? })
+                Front::Fuse { file: file.ok_or_else(|| none().fix(fix))? }
             }
-            ExportKind::Ublk => Ok(Front::Ublk {
+            ExportKind::Ublk => Front::Ublk {
                 device: device(asked.device, others)?,
                 block_bytes: block_bytes(asked.block_bytes)?,
                 queues: queues(asked, ublk::QUEUES_MAX)?,
-            }),
+            },
+        };
+        match front.access().is_some() || asked.socket_access.is_usual() {
+            true => Ok(front),
+            false => Err(front.no_socket()),
         }
     }
 
@@ -124,6 +135,40 @@ impl Front {
         }
     }
 
+    /// Who may connect to that socket; `None`: it has none.
+    pub fn access(&self) -> Option<&SocketAccess> {
+        match self {
+            Front::VhostUserBlk { access, .. } | Front::Nbd { socket: Some(_), access, .. } => {
+                Some(access)
+            }
+            Front::Nbd { socket: None, .. }
+            | Front::NvmeTcp { .. }
+            | Front::Fuse { .. }
+            | Front::Ublk { .. } => None,
+        }
+    }
+
+    /// The same.
+    pub fn access_mut(&mut self) -> Option<&mut SocketAccess> {
+        match self {
+            Front::VhostUserBlk { access, .. } | Front::Nbd { socket: Some(_), access, .. } => {
+                Some(access)
+            }
+            Front::Nbd { socket: None, .. }
+            | Front::NvmeTcp { .. }
+            | Front::Fuse { .. }
+            | Front::Ublk { .. } => None,
+        }
+    }
+
+    /// Why nobody can be let in to its socket.
+    pub fn no_socket(&self) -> Refusal {
+        let by = if self.listen().is_some() { " at an address" } else { "" };
+        let kind = self.kind().name();
+        Refusal::invalid(format!("an export by {kind}{by} has no Unix socket"))
+            .fix("leave --socket-user, --socket-group and --socket-mode out")
+    }
+
     /// Most queues that an initiator may use.
     pub fn queues(&self) -> Option<u16> {
         match self {
@@ -153,7 +198,7 @@ impl Front {
             Front::NvmeTcp { listen, nqn, nsid, .. } => {
                 format!("nvme-tcp://{listen}/{nqn}?nsid={nsid}")
             }
-            Front::Nbd { socket, listen } => {
+            Front::Nbd { socket, listen, .. } => {
                 let socket = socket.as_ref().map(|its| its.display());
                 let unix = socket.map(|its| format!("nbd+unix:///{name}?socket={its}"));
                 let tcp = listen.map(|its| format!("nbd://{its}/{name}"));
@@ -247,7 +292,7 @@ impl Front {
     /// vhost-user; `reconnect` lets the daemon be restarted under it.
     pub fn qemu(&self, name: &str) -> Option<String> {
         match self {
-            Front::VhostUserBlk { socket, queues } => {
+            Front::VhostUserBlk { socket, queues, .. } => {
                 let socket = in_option(socket);
                 Some(format!(
                     "-m 4G -object memory-backend-memfd,id=mem,size=4G,share=on \
@@ -255,7 +300,7 @@ impl Front {
                      -device vhost-user-blk-pci,chardev={name},num-queues={queues}"
                 ))
             }
-            Front::Nbd { socket, listen } => {
+            Front::Nbd { socket, listen, .. } => {
                 let server = match (socket, listen) {
                     (Some(socket), _) => {
                         format!("server.type=unix,server.path={}", in_option(socket))
@@ -279,7 +324,7 @@ impl Front {
     /// What libvirt's description of a guest needs to have the volume (formatdomain, "Hard drives,
     /// floppy disks, CDROMs", type `vhostuser`, since libvirt 7.1; "Memory backing").
     pub fn libvirt(&self) -> Option<String> {
-        let Front::VhostUserBlk { socket, queues } = self else { return None };
+        let Front::VhostUserBlk { socket, queues, .. } = self else { return None };
         Some(format!(
             "<memoryBacking>\n  \
                <source type='memfd'/>\n  \
@@ -400,7 +445,8 @@ mod tests {
 
     #[test]
     fn odd_paths_are_written_as_qemu_and_libvirt_read_them() {
-        let front = Front::VhostUserBlk { socket: "/run/a,b&'c<.sock".into(), queues: 2 };
+        let (socket, access) = ("/run/a,b&'c<.sock".into(), SocketAccess::default());
+        let front = Front::VhostUserBlk { socket, queues: 2, access };
         assert!(front.qemu("pg").unwrap().contains("path=/run/a,,b&'c<.sock,reconnect=1"));
         assert!(front.libvirt().unwrap().contains("path='/run/a,b&amp;&apos;c&lt;.sock'>"));
     }

@@ -8,6 +8,7 @@
 //! - consent to lose what a drive carries is not kept: it is used up at once, by the change that it
 //!   came with. A name or a path may lead to another drive tomorrow.
 
+mod access;
 mod arrays;
 mod cores;
 mod cut;

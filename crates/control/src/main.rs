@@ -12,6 +12,7 @@ mod placement;
 mod name;
 mod pci;
 mod secret;
+mod access;
 mod remote;
 mod api;
 mod disk;

@@ -384,6 +384,7 @@ mod tests {
             kind: crate::api::export::ExportKind::VhostUserBlk,
             place: "/run/pg.sock".into(),
             socket: Some("/run/pg.sock".into()),
+            socket_access: None,
             queues: Some(1),
             serial: None,
             state: crate::api::export::ExportState::Connected,

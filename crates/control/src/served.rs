@@ -14,6 +14,7 @@ use ashlar_target::nbd::{NbdExport, NbdSpec};
 use ashlar_target::nvme_tcp::{self, NvmeTcpExport, Ports};
 use ashlar_target::secrets::Secrets;
 use ashlar_target::ublk::{self, UblkExport, UblkSpec};
+use ashlar_target::unix_socket::Access;
 use ashlar_target::vhost::{DiskFacts, ExportSpec, VhostExport};
 
 use crate::api::export::{ExportCounters, ExportLimits};
@@ -71,9 +72,10 @@ impl Served {
     ) -> Answer<Served> {
         let cores = parts.iter().map(|part| part.core.clone()).collect();
         let (limits, ports) = (RateLimits::new(rates(limits)), ports.clone());
+        let access = access(&front, handed.is_some()).await?;
         let its = limits.clone();
-        let started = beside(move || start(front, label, its, parts, &ports, handed)).await?;
-        let export = started.map_err(refusal)?;
+        let started = beside(move || start(front, label, (its, access), parts, &ports, handed));
+        let export = started.await?.map_err(refusal)?;
         Ok(Served { cores, limits, export: Arc::new(Mutex::new(Some(export))) })
     }
 
@@ -84,7 +86,7 @@ impl Served {
         since: u64,
         handed: Option<Handed<OwnedFd>>,
     ) -> Answer<Served> {
-        let (Front::VhostUserBlk { socket, queues: queues_max }, Some(disk)) =
+        let (Front::VhostUserBlk { socket, queues: queues_max, .. }, Some(disk)) =
             (known.front.clone(), known.disk)
         else {
             return Err(Refusal::conflict("nobody knows how large its volume is")
@@ -92,7 +94,8 @@ impl Served {
         };
         let limits = RateLimits::new(rates(known.limits));
         let (name, serial, its) = (name.to_owned(), String::new(), limits.clone());
-        let spec = ExportSpec { name, socket, queues_max, serial, limits: its, since };
+        let access = access(&known.front, handed.is_some()).await?;
+        let spec = ExportSpec { name, socket, access, queues_max, serial, limits: its, since };
         let KnownDisk { bytes, discard_bytes } = disk;
         let facts = DiskFacts { bytes, discard_bytes };
         let started = beside(move || VhostExport::wait(facts, spec, handed)).await?;
@@ -183,7 +186,7 @@ impl Served {
 fn start(
     front: Front,
     label: Label,
-    limits: Arc<RateLimits>,
+    (limits, access): (Arc<RateLimits>, Access),
     parts: Vec<Part>,
     ports: &Ports,
     handed: Option<Handed<OwnedFd>>,
@@ -204,15 +207,16 @@ fn start(
             };
             Ok(Box::new(NvmeTcpExport::start(ports, parts, spec)?))
         }
-        Front::VhostUserBlk { socket, queues } => {
-            let spec = ExportSpec { name, socket, queues_max: queues, serial, limits, since };
+        Front::VhostUserBlk { socket, queues: queues_max, .. } => {
+            let spec = ExportSpec { name, socket, access, queues_max, serial, limits, since };
             Ok(Box::new(match handed {
                 Some(handed) => VhostExport::resume(parts, spec, handed)?,
                 None => VhostExport::start(parts, spec)?,
             }))
         }
-        Front::Nbd { socket, listen } => {
-            Ok(Box::new(NbdExport::start(parts, NbdSpec { name, socket, listen, limits })?))
+        Front::Nbd { socket, listen, .. } => {
+            let spec = NbdSpec { name, socket, access, listen, limits };
+            Ok(Box::new(NbdExport::start(parts, spec)?))
         }
         Front::Fuse { file } => {
             let spec = FuseSpec { name, path: file, may_ring: true, limits };
@@ -223,6 +227,15 @@ fn start(
             let spec = UblkSpec { name, id: device, queues_max, block_bytes, limits, since };
             Ok(Box::new(UblkExport::start(parts, spec)?))
         }
+    }
+}
+
+/// Who may connect to a socket that is made now. `is_handed`: one that was made by a process before
+/// stays as it is, whoever is still known.
+pub async fn access(front: &Front, is_handed: bool) -> Answer<Access> {
+    match front.access().filter(|its| !its.is_usual() && !is_handed).cloned() {
+        Some(access) => beside(move || access.resolve()).await?,
+        None => Ok(Access::default()),
     }
 }
 
@@ -321,6 +334,9 @@ fn refusal(error: ExportError) -> Refusal {
         }
         ExportError::Held(_) => {
             Refusal::conflict(text).fix("end that process; if it is this daemon, start that again")
+        }
+        ExportError::Access { .. } => {
+            Refusal::failed(text).fix("run the daemon as root, or choose a group of its user")
         }
         ExportError::Address { .. } => {
             Refusal::failed(text).fix("choose an address of this host that is free")

@@ -13,6 +13,7 @@ use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use crate::access::SocketAccess;
 use crate::api::array::{
     Array, ArrayCreate, ArrayGrow, ArrayGrown, ArrayReplace, ArrayScrub, RebuildStarted, ScanResult,
 };
@@ -87,6 +88,7 @@ fn documented() -> OpenApiRouter<Arc<Host>> {
         .routes(routes!(show_export, delete_export))
         .routes(routes!(set_export))
         .routes(routes!(set_export_secrets))
+        .routes(routes!(set_export_access))
 }
 
 impl IntoResponse for Refusal {
@@ -491,6 +493,18 @@ async fn set_export_secrets(
     Body(request): Body<SecretsChange>,
 ) -> Reply<Export> {
     finish(async move { host.set_export_secrets(&name, request).await }).await
+}
+
+/// Set who may connect to the socket of an export
+#[utoipa::path(post, path = "/v1/exports/{name}/access", tag = "exports",
+    params(("name" = String, Path)), request_body = SocketAccess,
+    responses((status = 200, body = Export), (status = "default", body = ErrorBody)))]
+async fn set_export_access(
+    State(host): State<Arc<Host>>,
+    Path(name): Path<String>,
+    Body(request): Body<SocketAccess>,
+) -> Reply<Export> {
+    finish(async move { host.set_export_access(&name, request).await }).await
 }
 
 /// Withdraw an export

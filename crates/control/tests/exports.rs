@@ -7,10 +7,11 @@
 mod daemon;
 
 use std::net::{SocketAddr, TcpListener};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
-use daemon::Daemon;
+use daemon::{Daemon, not_tried};
 use serde_json::Value;
 
 fn edit_catalog(daemon: &Daemon, edit: impl FnOnce(&mut Value)) {
@@ -193,6 +194,82 @@ fn nobody_waits_for_the_queue_of_who_listens_at_its_path() {
     std::fs::remove_file(path).unwrap();
     daemon.wait_for("export show e", |export| export["state"] == "listening");
     daemon.stop();
+}
+
+/// Mode, user and group of an export's socket.
+fn whose(daemon: &Daemon, name: &str) -> (u32, u32, u32) {
+    let its = daemon.path(&format!("export/{name}.sock")).symlink_metadata().unwrap();
+    (its.mode() & 0o777, its.uid(), its.gid())
+}
+
+/// It finds its guest's socket as it was, whoever made it anew: else the guest has no disk.
+#[test]
+fn a_socket_belongs_to_whom_it_was_given_to_after_kills_and_upgrades() {
+    if !rustix::process::geteuid().is_root() {
+        return not_tried("only root can give sockets away");
+    }
+    let mut daemon = Daemon::with_array(1, 2);
+    daemon.ok("volume create v --array a --size 16M");
+    let others = "--socket-user 12345 --socket-group daemon --socket-mode 0660";
+    for kind in ["vhost-user-blk", "nbd"] {
+        daemon.ok(&format!("export create e --volume v --kind {kind} {others}"));
+        let group = whose(&daemon, "e").2;
+        assert_ne!(group, 0, "daemon, by its name");
+        let given = (0o660, 12345, group);
+        assert_eq!(whose(&daemon, "e"), given);
+        daemon.kill();
+        daemon.start_again();
+        assert_eq!(whose(&daemon, "e"), given);
+        daemon.ok("upgrade");
+        assert_eq!(whose(&daemon, "e"), given);
+        daemon.ok("export set e --socket-mode 606 --socket-user root");
+        assert_eq!(whose(&daemon, "e"), (0o606, 0, group));
+        daemon.ok("export set e --socket-user 12346");
+        daemon.stop();
+        daemon.start_again();
+        assert_eq!(whose(&daemon, "e"), (0o606, 12346, group));
+        let shown = daemon.json("export show e")["socket_access"].clone();
+        let known = serde_json::json!({ "user": "12346", "group": "daemon", "mode": "0606" });
+        assert_eq!(shown, known);
+        let said = daemon.ok("export show e");
+        assert!(said.contains("socket    user 12346, group daemon, mode 0606"), "{said}");
+        daemon.ok("export delete e");
+    }
+}
+
+#[test]
+fn who_cannot_be_let_in_is_named() {
+    let mut daemon = Daemon::with_array(1, 2);
+    daemon.ok("volume create v --array a --size 16M");
+    let create = "export create e --volume v";
+    for (option, said) in [("user", "no user no-such"), ("group", "no group no-such")] {
+        let refused = daemon.refused(&format!("{create} --socket-{option} no-such"));
+        assert!(refused.contains(said), "{refused}");
+    }
+    assert!(!daemon.path("export/e.sock").exists());
+    for elsewhere in ["--kind nbd --listen 127.0.0.77:1", "--kind ublk", "--kind fuse --path /f"] {
+        let refused = daemon.refused(&format!("{create} {elsewhere} --socket-mode 0660"));
+        assert!(refused.contains("no Unix socket"), "{refused}");
+    }
+    assert!(daemon.misused(&format!("{create} --socket-mode rw")).contains("0660"));
+    daemon.ok(&format!("{create} --socket-mode 0666"));
+    assert_eq!(whose(&daemon, "e").0, 0o666);
+    let refused = daemon.refused("export set e --socket-user no-such --socket-mode 0600");
+    assert!(refused.contains("no user no-such"), "{refused}");
+    assert_eq!(whose(&daemon, "e").0, 0o666);
+    // One whose user is gone is down, says why, and comes up once there is such a user again.
+    daemon.stop();
+    edit_catalog(&daemon, |catalog| {
+        catalog["exports"]["e"]["front"]["vhost-user-blk"]["access"]["user"] = "no-such".into();
+    });
+    daemon.start_again();
+    let export = daemon.json("export show e");
+    assert_eq!(export["state"], "down");
+    assert!(export["error"].as_str().unwrap().contains("no user no-such"), "{export}");
+    let own = rustix::process::geteuid().as_raw();
+    daemon.ok(&format!("export set e --socket-user {own}"));
+    daemon.wait_for("export show e", |export| export["state"] == "listening");
+    assert_eq!(whose(&daemon, "e").0, 0o666);
 }
 
 #[test]

@@ -6,10 +6,12 @@ use std::sync::LazyLock;
 
 use ashlar_fuzz::served::{self, live_by};
 use ashlar_target::nbd::{NbdExport, NbdSpec};
+use ashlar_target::unix_socket::Access;
 
 static EXPORT: LazyLock<NbdExport> = LazyLock::new(|| {
     let (name, socket) = ("disk".into(), Some(served::socket_path()));
-    let spec = NbdSpec { name, socket, listen: None, limits: served::limits() };
+    let (access, limits) = (Access::default(), served::limits());
+    let spec = NbdSpec { name, socket, access, listen: None, limits };
     NbdExport::start(served::parts(), spec).unwrap()
 });
 

@@ -5,13 +5,15 @@
 use std::sync::{LazyLock, Mutex, PoisonError};
 
 use ashlar_fuzz::served::{self, live_by};
+use ashlar_target::unix_socket::Access;
 use ashlar_target::vhost::{ExportSpec, VhostExport};
 
 /// One input at a time.
 static EXPORT: LazyLock<Mutex<VhostExport>> = LazyLock::new(|| {
     let (name, serial) = ("disk".into(), "fuzz".into());
-    let (socket, limits) = (served::socket_path(), served::limits());
-    let spec = ExportSpec { name, socket, queues_max: 4, serial, limits, since: 0 };
+    let (socket, access) = (served::socket_path(), Access::default());
+    let limits = served::limits();
+    let spec = ExportSpec { name, socket, access, queues_max: 4, serial, limits, since: 0 };
     Mutex::new(VhostExport::start(served::parts(), spec).unwrap())
 });
 

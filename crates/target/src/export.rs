@@ -35,6 +35,8 @@ pub enum ExportError {
     NotSocket(PathBuf),
     #[error("cannot listen at {path}: {error}")]
     Socket { path: PathBuf, error: std::io::Error },
+    #[error("{path} cannot be given to another user or group: {error}")]
+    Access { path: PathBuf, error: std::io::Error },
     #[error("cannot listen at {address}: {error}")]
     Address { address: SocketAddr, error: std::io::Error },
     #[error("the export's thread cannot be started: {0}")]

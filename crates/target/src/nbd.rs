@@ -42,7 +42,7 @@ use crate::limits::RateLimits;
 use crate::line::{Line, Lines};
 use crate::nbd::listener::{BACKLOG, Listener};
 use crate::nbd::post::Post;
-use crate::unix_socket;
+use crate::unix_socket::{self, Access};
 
 /// How a volume shall be offered; by one way at least.
 #[derive(Clone, Debug)]
@@ -50,6 +50,7 @@ pub struct NbdSpec {
     /// By which clients may ask for it; the empty name will do, too.
     pub name: String,
     pub socket: Option<PathBuf>,
+    pub access: Access,
     /// Port 0: any that is free.
     pub listen: Option<SocketAddr>,
     pub limits: Arc<RateLimits>,
@@ -64,7 +65,7 @@ pub struct NbdExport {
 }
 
 impl NbdExport {
-    /// Listens on the socket (mode 0600; a stale socket file is replaced) and at the address, and
+    /// Listens on the socket (a stale socket file is replaced) and at the address, and
     /// serves whoever comes. The parts, at least one, share the connections; the first is that of
     /// the reactor which has the volume.
     pub fn start(parts: Vec<Part>, spec: NbdSpec) -> Result<NbdExport, ExportError> {
@@ -77,7 +78,8 @@ impl NbdExport {
         }
         // Last, since it leaves something behind.
         if let Some(path) = &spec.socket {
-            let listener = unix_socket::bind(path, BACKLOG).map_err(|error| error.of(path))?;
+            let listener =
+                unix_socket::bind(path, BACKLOG, spec.access).map_err(|error| error.of(path))?;
             listeners.push(Listener::Unix(listener));
         }
         let remove = |_: &ExportError| spec.remove_socket();

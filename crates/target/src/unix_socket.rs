@@ -1,9 +1,12 @@
 //! Unix sockets that exports listen on.
 
-use std::os::unix::fs::FileTypeExt;
+use std::fs::Permissions;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 
+use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
@@ -12,22 +15,57 @@ use crate::export::ExportError;
 /// Only the daemon's user, and root, may connect.
 const MODE: u32 = 0o600;
 
+/// Who may connect to a socket: whoever may write to its file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Access {
+    /// Permission bits.
+    pub mode: u32,
+    /// `None`: this process's.
+    pub user: Option<u32>,
+    /// `None`: this process's.
+    pub group: Option<u32>,
+}
+
+impl Default for Access {
+    fn default() -> Access {
+        Access { mode: MODE, user: None, group: None }
+    }
+}
+
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum BindError {
     #[error("someone listens on it already")]
     Busy,
     #[error("it exists and is not a socket")]
     NotSocket,
+    #[error("it cannot be given to others: {0}")]
+    Access(std::io::Error),
     #[error("{0}")]
     Io(#[from] std::io::Error),
 }
 
+impl From<Errno> for BindError {
+    fn from(error: Errno) -> BindError {
+        BindError::Io(error.into())
+    }
+}
+
 /// Listens at `path`, with room for `backlog` that wait. A socket file that nobody listens on is
-/// replaced.
-pub(crate) fn bind(path: &Path, backlog: i32) -> Result<UnixListener, BindError> {
-    match bind_new(path, backlog) {
+/// replaced. Who has no access never had it: nobody can connect before it listens.
+pub(crate) fn bind(path: &Path, backlog: i32, access: Access) -> Result<UnixListener, BindError> {
+    let socket = bind_replacing(path)?;
+    let is_usual = access == Access::default();
+    let given = if is_usual { Ok(()) } else { give(path, access) };
+    let given = given.map_err(|error| BindError::Access(error.into()));
+    let listens = given.and_then(|()| Ok(rustix::net::listen(&socket, backlog)?));
+    listens.inspect_err(|_| drop(std::fs::remove_file(path)))?;
+    Ok(UnixListener::from(socket))
+}
+
+fn bind_replacing(path: &Path) -> Result<OwnedFd, BindError> {
+    match bind_new(path) {
         Err(Errno::ADDRINUSE) => {}
-        bound => return bound.map_err(|error| BindError::Io(error.into())),
+        bound => return Ok(bound?),
     }
     if !std::fs::symlink_metadata(path)?.file_type().is_socket() {
         return Err(BindError::NotSocket);
@@ -36,7 +74,7 @@ pub(crate) fn bind(path: &Path, backlog: i32) -> Result<UnixListener, BindError>
         return Err(BindError::Busy);
     }
     std::fs::remove_file(path)?;
-    bind_new(path, backlog).map_err(|error| BindError::Io(error.into()))
+    Ok(bind_new(path)?)
 }
 
 /// Whether somebody has the socket at `path`; else the file is what a process before left.
@@ -55,14 +93,34 @@ pub fn is_taken(path: &Path) -> std::io::Result<bool> {
     }
 }
 
-fn bind_new(path: &Path, backlog: i32) -> Result<UnixListener, Errno> {
+fn bind_new(path: &Path) -> Result<OwnedFd, Errno> {
     let flags = SocketFlags::CLOEXEC;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    // The file gets its mode from the socket, so that there is no moment with a wider one.
-    rustix::fs::fchmod(&socket, rustix::fs::Mode::from_raw_mode(MODE))?;
+    // The file gets its mode from the socket, so that there is no moment with a wider one. (It gets
+    // neither its user from there, nor what the process's mask forbids: see `give`.)
+    rustix::fs::fchmod(&socket, Mode::from_raw_mode(MODE))?;
     rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
-    rustix::net::listen(&socket, backlog)?;
-    Ok(UnixListener::from(socket))
+    Ok(socket)
+}
+
+/// Has the socket at `path` be as `access` says.
+///
+/// Its user may be able to write to the directory: what is there is looked at once, and changed
+/// only if it is a socket, so that no link to another file takes its place in between.
+pub fn give(path: &Path, access: Access) -> Result<(), Errno> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = rustix::fs::open(path, flags, Mode::empty())?;
+    if FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode) != FileType::Socket {
+        return Err(Errno::NOTSOCK);
+    }
+    // First whose it is: the mode is meant for them, and who cannot give it away has changed
+    // nothing.
+    let (user, group) = (access.user.map(Uid::from_raw), access.group.map(Gid::from_raw));
+    rustix::fs::chownat(&file, c"", user, group, AtFlags::EMPTY_PATH)?;
+    // Linux before 6.6 can change the mode by the name only, and this one leads to that very file.
+    let its_name = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let changed = std::fs::set_permissions(its_name, Permissions::from_mode(access.mode));
+    changed.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
 }
 
 impl BindError {
@@ -71,6 +129,7 @@ impl BindError {
         match self {
             BindError::Busy => ExportError::Busy(path),
             BindError::NotSocket => ExportError::NotSocket(path),
+            BindError::Access(error) => ExportError::Access { path, error },
             BindError::Io(error) => ExportError::Socket { path, error },
         }
     }
@@ -79,7 +138,7 @@ impl BindError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::fs::MetadataExt;
 
     fn path(name: &str) -> std::path::PathBuf {
         std::env::temp_dir().join(format!("ashlar-{name}-{}.sock", std::process::id()))
@@ -88,11 +147,11 @@ mod tests {
     #[test]
     fn a_stale_socket_is_replaced_and_a_live_one_is_not() {
         let path = path("bind");
-        let first = bind(&path, 4).unwrap();
+        let first = bind(&path, 4, Access::default()).unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, MODE);
-        assert!(matches!(bind(&path, 4), Err(BindError::Busy)));
+        assert!(matches!(bind(&path, 4, Access::default()), Err(BindError::Busy)));
         drop(first);
-        let _second = bind(&path, 4).unwrap();
+        let _second = bind(&path, 4, Access::default()).unwrap();
         std::fs::remove_file(&path).unwrap();
     }
 
@@ -100,9 +159,9 @@ mod tests {
     #[test]
     fn a_busy_path_is_found_so_without_a_place_in_the_queue() {
         let path = path("queue");
-        let other = bind(&path, 0).unwrap();
+        let other = bind(&path, 0, Access::default()).unwrap();
         for _ in 0..4 {
-            assert!(matches!(bind(&path, 4), Err(BindError::Busy)));
+            assert!(matches!(bind(&path, 4, Access::default()), Err(BindError::Busy)));
         }
         other.set_nonblocking(true).unwrap();
         assert_eq!(other.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
@@ -115,11 +174,53 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
     }
 
+    /// Whatever mask the process has.
+    #[test]
+    fn a_socket_is_whose_it_was_made_for() {
+        let path = path("access");
+        let is_root = rustix::process::geteuid().is_root();
+        let whose = || {
+            let its = std::fs::symlink_metadata(&path).unwrap();
+            (its.mode() & 0o777, its.uid(), its.gid())
+        };
+        let own = || (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+        let access = Access { mode: 0o666, user: None, group: None };
+        let socket = bind(&path, 4, access).unwrap();
+        assert_eq!(whose(), (0o666, own().0, own().1));
+        let other = Access { mode: 0o660, user: Some(12345), group: Some(12346) };
+        match give(&path, other) {
+            Ok(()) => assert_eq!(whose(), (0o660, 12345, 12346)),
+            Err(error) => assert!(error == Errno::PERM && !is_root && whose().0 == 0o666),
+        }
+        drop(socket);
+        match bind(&path, 4, other) {
+            Ok(_) => assert_eq!(whose(), (0o660, 12345, 12346)),
+            Err(_) => assert!(!is_root && !path.exists()),
+        }
+        let _ = std::fs::remove_file(&path);
+    }
+
+    #[test]
+    fn nothing_but_a_socket_is_given_away() {
+        let (file, link) = (path("precious"), path("link"));
+        std::fs::write(&file, "precious").unwrap();
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        let before = std::fs::metadata(&file).unwrap().mode();
+        let access = Access { mode: 0o666, user: None, group: None };
+        assert_eq!(
+            (give(&file, access), give(&link, access)),
+            (Err(Errno::NOTSOCK), Err(Errno::NOTSOCK))
+        );
+        assert_eq!(std::fs::metadata(&file).unwrap().mode(), before);
+        std::fs::remove_file(&file).unwrap();
+        std::fs::remove_file(&link).unwrap();
+    }
+
     #[test]
     fn a_file_that_is_no_socket_is_kept() {
         let path = path("file");
         std::fs::write(&path, "precious").unwrap();
-        assert!(matches!(bind(&path, 4), Err(BindError::NotSocket)));
+        assert!(matches!(bind(&path, 4, Access::default()), Err(BindError::NotSocket)));
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
         std::fs::remove_file(&path).unwrap();
     }

@@ -47,7 +47,7 @@ use crate::export::{Export, ExportError, ExportStatus, Part, Usage, check_count}
 use crate::handed::{FrontEnd, Handed};
 use crate::limits::RateLimits;
 use crate::line::{Line, Lines};
-use crate::unix_socket;
+use crate::unix_socket::{self, Access};
 use crate::vhost::config::Facts;
 use crate::vhost::device::Device;
 use crate::vhost::graveyard::Graveyard;
@@ -64,6 +64,7 @@ const LEAVE_WITHIN: Duration = Duration::from_secs(2);
 pub struct ExportSpec {
     pub name: String,
     pub socket: PathBuf,
+    pub access: Access,
     /// 1 to [`QUEUES_MAX`].
     pub queues_max: u16,
     /// What the guest sees as the disk's serial number; at most 20 bytes.
@@ -99,13 +100,14 @@ struct Thread {
 }
 
 impl VhostExport {
-    /// Listens on the socket (mode 0600; a stale socket file is replaced) and serves whoever comes,
+    /// Listens on the socket (a stale socket file is replaced) and serves whoever comes,
     /// one front end at a time. The parts, at least one, take the queues in turn; the first is that
     /// of the reactor which has the volume.
     pub fn start(parts: Vec<Part>, spec: ExportSpec) -> Result<VhostExport, ExportError> {
         let checked = check(&spec, parts.len())?;
         let path = &spec.socket;
-        let listener = unix_socket::bind(path, BACKLOG).map_err(|error| error.of(path))?;
+        let listener =
+            unix_socket::bind(path, BACKLOG, spec.access).map_err(|error| error.of(path))?;
         let started = start_bound(parts, &spec, checked, listener, None, SERVED);
         VhostExport::listening(spec, started)
     }
@@ -133,7 +135,10 @@ impl VhostExport {
         let path = &spec.socket;
         let (listener, front_end) = match handed {
             Some(Handed { listener, front_end }) => (UnixListener::from(listener), front_end),
-            None => (unix_socket::bind(path, BACKLOG).map_err(|error| error.of(path))?, None),
+            None => {
+                let listener = unix_socket::bind(path, BACKLOG, spec.access);
+                (listener.map_err(|error| error.of(path))?, None)
+            }
         };
         let started = start_bound(Vec::new(), &spec, checked, listener, front_end, facts);
         VhostExport::listening(spec, started)

@@ -8,6 +8,7 @@ use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::access::SocketAccess;
 use crate::api::traffic::Traffic;
 use crate::secret::Secret;
 
@@ -50,6 +51,9 @@ pub struct ExportCreate {
     #[serde(default)]
     #[schema(value_type = Option<String>)]
     pub socket: Option<PathBuf>,
+    /// Who may connect to the socket: without this, the daemon's user and root.
+    #[serde(default)]
+    pub socket_access: SocketAccess,
     /// Absolute path of the file, of a kind that is one.
     #[serde(default)]
     #[schema(value_type = Option<String>)]
@@ -251,6 +255,9 @@ pub struct Export {
     /// The same, of one that has a Unix socket.
     #[schema(value_type = Option<String>)]
     pub socket: Option<PathBuf>,
+    /// Who may connect to that.
+    #[serde(default)]
+    pub socket_access: Option<SocketAccess>,
     /// Most queues a guest may use; `null` where nobody has set that.
     pub queues: Option<u16>,
     /// Serial number that a guest sees; `null` while it is down.

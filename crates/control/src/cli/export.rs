@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 use clap_complete::engine::ArgValueCandidates;
 
+use crate::access::{SocketAccess, SocketMode};
 use crate::api::Done;
 use crate::api::export::{
     Export, ExportCreate, ExportKind, ExportLimits, ExportPart, ExportState, LimitsChange,
@@ -38,26 +39,18 @@ pub enum Command {
     },
     /// All exports
     List,
-    /// Limit how fast it may go, and say what hosts have to prove; without options: show the
-    /// limits
-    Set {
-        /// Its name
-        #[arg(add = ArgValueCandidates::new(complete::exports))]
-        name: String,
-        #[command(flatten)]
-        limits: Limits,
-        #[command(flatten)]
-        secrets: Secrets,
-    },
+    /// Limit how fast it may go, say who may connect to its socket and what hosts have to prove;
+    /// without options: show the limits
+    Set(Box<Set>),
     /// One export
     Show {
         /// Its name
         #[arg(add = ArgValueCandidates::new(complete::exports))]
         name: String,
-        /// Only the options that give it to a QEMU guest
+        /// Only the options that give it to a QEMU guest; --socket-user lets QEMU's user connect
         #[arg(long, conflicts_with = "libvirt")]
         qemu: bool,
-        /// Only the XML that gives it to a libvirt guest
+        /// Only the XML that gives it to a libvirt guest; --socket-user lets libvirt's QEMU connect
         #[arg(long)]
         libvirt: bool,
     },
@@ -113,7 +106,45 @@ pub struct Create {
     #[arg(long, value_name = "LIST")]
     cores: Option<CpuList>,
     #[command(flatten)]
+    access: Access,
+    #[command(flatten)]
     limits: Limits,
+}
+
+#[derive(Args)]
+pub struct Set {
+    /// Its name
+    #[arg(add = ArgValueCandidates::new(complete::exports))]
+    name: String,
+    #[command(flatten)]
+    limits: Limits,
+    #[command(flatten)]
+    access: Access,
+    #[command(flatten)]
+    secrets: Secrets,
+}
+
+/// Who may connect to the socket. Of `export set`: what is left out stays as it is.
+#[derive(Args)]
+pub struct Access {
+    /// vhost-user-blk, nbd: whose the socket is, such as libvirt-qemu, or a number; it is given to
+    /// that user whenever it is made; usual: the daemon's own
+    #[arg(long, value_name = "USER", value_hint = clap::ValueHint::Username)]
+    socket_user: Option<String>,
+    /// vhost-user-blk, nbd: the group of the socket
+    #[arg(long, value_name = "GROUP")]
+    socket_group: Option<String>,
+    /// vhost-user-blk, nbd: the socket's mode; who may write may connect; usual: 0600, and with a
+    /// group 0660
+    #[arg(long, value_name = "MODE")]
+    socket_mode: Option<SocketMode>,
+}
+
+impl Access {
+    fn change(self) -> SocketAccess {
+        let Access { socket_user: user, socket_group: group, socket_mode: mode } = self;
+        SocketAccess { user, group, mode }
+    }
 }
 
 /// What hosts have to prove when they connect from now on, in all exports of the subsystem. Who is
@@ -247,19 +278,7 @@ pub async fn run(command: Command, client: &Client, output: Output) -> Answer<()
             let exports: Vec<Export> = client.get("/v1/exports").await?;
             show(output, &exports, |exports| exports_table(exports))
         }
-        Command::Set { name, limits, secrets } => {
-            let secrets = secrets.change()?;
-            if !secrets.is_empty() {
-                let path = format!("{}/secrets", path_of("exports", &name));
-                let export: Export = client.post(&path, &secrets).await?;
-                if limits.change() == LimitsChange::default() {
-                    return show(output, &export, |export| listed(&secrets_shown(export)));
-                }
-            }
-            let path = format!("{}/set", path_of("exports", &name));
-            let export: Export = client.post(&path, &limits.change()).await?;
-            show(output, &export, |export| limits_shown(&export.limits))
-        }
+        Command::Set(change) => set(*change, client, output).await,
         Command::Show { name, qemu, libvirt } => {
             let export: Export = client.get(&path_of("exports", &name)).await?;
             if qemu || libvirt {
@@ -272,6 +291,29 @@ pub async fn run(command: Command, client: &Client, output: Output) -> Answer<()
             show(output, &export, details)
         }
     }
+}
+
+/// The last that was set is shown.
+async fn set(change: Set, client: &Client, output: Output) -> Answer<()> {
+    let (limits, access) = (change.limits.change(), change.access.change());
+    let secrets = change.secrets.change()?;
+    let path = path_of("exports", &change.name);
+    let sets_limits = limits != LimitsChange::default();
+    if !secrets.is_empty() {
+        let export: Export = client.post(&format!("{path}/secrets"), &secrets).await?;
+        if access.is_usual() && !sets_limits {
+            return show(output, &export, |export| listed(&secrets_shown(export)));
+        }
+    }
+    if !access.is_usual() {
+        let export: Export = client.post(&format!("{path}/access"), &access).await?;
+        if !sets_limits {
+            let shown = |export: &Export| or_dash(export.socket_access.as_ref());
+            return show(output, &export, shown);
+        }
+    }
+    let export: Export = client.post(&format!("{path}/set"), &limits).await?;
+    show(output, &export, |export| limits_shown(&export.limits))
 }
 
 impl Create {
@@ -292,12 +334,14 @@ impl Create {
         let controller_secret = read_secret(self.controller_secret.as_deref())?;
         let block_bytes = self.block.map(|Size(bytes)| u32::try_from(bytes).unwrap_or(u32::MAX));
         let Create { name, volume, kind, listen, nqn, nsid, hosts, id: device, queues, .. } = self;
+        let socket_access = self.access.change();
         let (cores, limits) = (self.cores.map(|CpuList(cpus)| cpus), self.limits.change());
         Ok(ExportCreate {
             name,
             volume,
             kind,
             socket,
+            socket_access,
             file,
             listen,
             nqn,
@@ -397,6 +441,7 @@ fn details(export: &Export) -> String {
         lines.push(format!("limited   {} had to wait", its.limited));
     }
     lines.extend(export.traffic.iter().flat_map(|its| traffic::lines(its, 10)));
+    lines.extend(export.socket_access.as_ref().map(|its| format!("socket    {its}")));
     lines.extend(export.error.as_ref().map(|error| format!("error     {error}")));
     if let Some(its) = &export.nvme {
         let any = || "any that can connect".to_owned();

@@ -16,6 +16,7 @@ use ashlar_target::export::Part;
 use ashlar_target::limits::BURST_MAX;
 use uuid::Uuid;
 
+use crate::access::SocketAccess;
 use crate::api::Done;
 use crate::api::export::{
     Export, ExportCounters, ExportCreate, ExportKind, ExportLimits, ExportPart, ExportState,
@@ -28,7 +29,7 @@ use crate::host::{Host, Running, Serving, on_demand};
 use crate::name::check_name;
 use crate::placement;
 use crate::refusal::{Answer, Refusal};
-use crate::served::{Label, Served, beside, forget, is_standing, user};
+use crate::served::{Label, Served, access, beside, forget, is_standing, user};
 use crate::socket;
 
 /// Bytes of a virtio block device's serial number.
@@ -44,6 +45,8 @@ impl Host {
         let front = Front::of(&request, &self.exports_directory, volume.uuid, &others)?;
         self.check_export_is_new(&name, &front)?;
         self.check_export_on_demand(&name, &front, running.uuid)?;
+        // A user who is unknown is refused before anything is made.
+        access(&front, false).await?;
         let mut known = KnownExport {
             array: running.uuid,
             volume: volume.name,
@@ -644,6 +647,7 @@ impl Host {
             kind: known.front.kind(),
             place: known.front.place(name),
             socket: known.front.socket().map(Path::to_owned),
+            socket_access: known.front.access().map(SocketAccess::in_full),
             queues: known.front.queues(),
             name: name.to_owned(),
             volume: known.volume,
@@ -707,7 +711,7 @@ fn state_of(connected: bool) -> ExportState {
     if connected { ExportState::Connected } else { ExportState::Listening }
 }
 
-fn unknown(name: &str) -> Refusal {
+pub(super) fn unknown(name: &str) -> Refusal {
     Refusal::unknown(format!("there is no export {name}"))
         .fix("`ashlar export list` shows all exports")
 }

@@ -7,6 +7,7 @@ use std::os::unix::net::UnixStream;
 use ashlar_format::array_superblock::Level;
 use ashlar_target::export::{Export, ExportError};
 use ashlar_target::limits::{RateLimits, Rates};
+use ashlar_target::unix_socket::Access;
 use ashlar_target::vhost::{ExportSpec, QUEUES_MAX, VhostExport};
 use vhost::VhostBackend;
 use vhost::vhost_user::VhostUserFrontend;
@@ -367,8 +368,8 @@ fn a_specification_is_checked_before_anything_happens() {
     let rig = Rig::new(Level::Raid1, 2, 16 << 20);
     let start = |queues_max: u16, serial: &str, socket: std::path::PathBuf| {
         let limits = RateLimits::new(Rates::default());
-        let (name, serial) = ("x".into(), serial.into());
-        let spec = ExportSpec { name, socket, queues_max, serial, limits, since: 0 };
+        let (name, serial, access) = ("x".into(), serial.into(), Access::default());
+        let spec = ExportSpec { name, socket, access, queues_max, serial, limits, since: 0 };
         VhostExport::start(rig.parts(), spec)
     };
     for queues_max in [0, QUEUES_MAX + 1] {

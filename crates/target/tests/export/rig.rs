@@ -26,6 +26,7 @@ use ashlar_reactor::op::Device;
 use ashlar_reactor::registry::Key;
 use ashlar_target::export::Part;
 use ashlar_target::limits::{RateLimits, Rates};
+use ashlar_target::unix_socket::Access;
 use ashlar_target::vhost::{ExportSpec, VhostExport};
 use rustix::fs::{MemfdFlags, memfd_create};
 
@@ -143,8 +144,8 @@ impl Rig {
 
     pub fn spec(&self, socket: PathBuf, queues_max: u16) -> ExportSpec {
         let limits = RateLimits::new(Rates::default());
-        let serial = SERIAL.into();
-        ExportSpec { name: "disk".into(), socket, queues_max, serial, limits, since: 0 }
+        let (serial, access) = (SERIAL.into(), Access::default());
+        ExportSpec { name: "disk".into(), socket, access, queues_max, serial, limits, since: 0 }
     }
 
     /// The other reactors let the volume go.

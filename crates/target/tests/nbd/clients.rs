@@ -6,6 +6,7 @@ use ashlar_format::array_superblock::Level;
 use ashlar_target::export::Export;
 use ashlar_target::limits::{RateLimits, Rates};
 use ashlar_target::nbd::{NbdExport, NbdSpec};
+use ashlar_target::unix_socket::Access;
 use std::time::Duration;
 
 use crate::client::{
@@ -215,7 +216,8 @@ fn an_export_that_stops_answers_what_is_under_way() {
     let served = serve(&rig);
     let start = |socket, listen| {
         let limits = RateLimits::new(Rates::default());
-        NbdExport::start(rig.parts(), NbdSpec { name: "b".into(), socket, listen, limits })
+        let (name, access) = ("b".into(), Access::default());
+        NbdExport::start(rig.parts(), NbdSpec { name, socket, access, listen, limits })
     };
     let refused = start(Some(served.socket.clone()), None).err().unwrap();
     assert!(refused.to_string().contains("in use"), "{refused}");

@@ -18,6 +18,7 @@ use std::sync::Arc;
 use ashlar_target::export::Export;
 use ashlar_target::limits::{RateLimits, Rates};
 use ashlar_target::nbd::{NbdExport, NbdSpec};
+use ashlar_target::unix_socket::Access;
 
 use crate::rig::{Rig, socket_path};
 
@@ -38,7 +39,8 @@ pub fn serve_limited(rig: &Rig, rates: Rates) -> Served {
     let listen = Some("127.0.0.1:0".parse().unwrap());
     let limits = RateLimits::new(rates);
     let (name, its) = ("disk".into(), limits.clone());
-    let spec = NbdSpec { name, socket: Some(socket.clone()), listen, limits: its };
+    let (at, access) = (Some(socket.clone()), Access::default());
+    let spec = NbdSpec { name, socket: at, access, listen, limits: its };
     Served { export: NbdExport::start(rig.parts(), spec).unwrap(), socket, limits }
 }
 
