@@ -16,6 +16,9 @@ use crate::api::export::{ExportCreate, ExportKind, NvmeNamespace};
 use crate::refusal::{Answer, Refusal};
 use crate::secret::KeptSecrets;
 
+/// Most bytes of the name of a node in QEMU, which is a disk here.
+const NODE_BYTES_MAX: usize = 31;
+
 /// What is kept of it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
@@ -291,13 +294,14 @@ impl Front {
     /// Options for QEMU that give the volume to a guest. Guest memory must be shared for
     /// vhost-user; `reconnect` lets the daemon be restarted under it.
     pub fn qemu(&self, name: &str) -> Option<String> {
+        let id = in_qemu(name);
         match self {
             Front::VhostUserBlk { socket, queues, .. } => {
                 let socket = in_option(socket);
                 Some(format!(
                     "-m 4G -object memory-backend-memfd,id=mem,size=4G,share=on \
-                     -numa node,memdev=mem -chardev socket,id={name},path={socket},reconnect=1 \
-                     -device vhost-user-blk-pci,chardev={name},num-queues={queues}"
+                     -numa node,memdev=mem -chardev socket,id={id},path={socket},reconnect=1 \
+                     -device vhost-user-blk-pci,chardev={id},num-queues={queues}"
                 ))
             }
             Front::Nbd { socket, listen, .. } => {
@@ -312,8 +316,8 @@ impl Front {
                     (None, None) => return None,
                 };
                 Some(format!(
-                    "-blockdev driver=nbd,node-name={name},{server},export={name},discard=unmap,\
-                     reconnect-delay=60 -device virtio-blk-pci,drive={name}"
+                    "-blockdev driver=nbd,node-name={id},{server},export={name},discard=unmap,\
+                     reconnect-delay=60 -device virtio-blk-pci,drive={id}"
                 ))
             }
             // A guest has a better way.
@@ -342,6 +346,17 @@ impl Front {
             in_xml(&socket.display().to_string())
         ))
     }
+}
+
+/// What an export is called in QEMU: as everywhere, unless that does not begin with a letter, or is
+/// too long. A guest may have several disks: no two exports are called the same.
+fn in_qemu(name: &str) -> String {
+    if name.starts_with(|c: char| c.is_ascii_alphabetic()) && name.len() <= NODE_BYTES_MAX {
+        return name.to_owned();
+    }
+    let whole = Uuid::new_v5(&Uuid::NAMESPACE_OID, name.as_bytes()).simple().to_string();
+    // 5 + 17 + 1 + 8 = 31 bytes.
+    format!("disk-{name:.17}-{whole:.8}")
 }
 
 /// As QEMU reads it in an option.
@@ -441,7 +456,40 @@ fn check_options(asked: &ExportCreate) -> Answer<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
+
+    /// QEMU's `id_wellformed`, and the room in its `BlockDriverState`.
+    #[test]
+    fn qemu_can_call_every_export_by_some_name() {
+        let long = |last: char| format!("{}{last}", "x".repeat(62));
+        let fits = "x".repeat(NODE_BYTES_MAX);
+        let names = ["0", "_0", "7.a-b_c", "disk-0", "x_0", &long('a'), &long('b'), &fits];
+        let called: BTreeSet<String> = names.iter().map(|name| in_qemu(name)).collect();
+        assert_eq!(called.len(), names.len());
+        for its in &called {
+            assert!(its.starts_with(|c: char| c.is_ascii_alphabetic()), "{its}");
+            assert!(its.len() <= NODE_BYTES_MAX, "{its}");
+            assert!(its.chars().all(|c| c.is_ascii_alphanumeric() || "-._".contains(c)), "{its}");
+        }
+        assert_eq!((in_qemu("pg.0"), in_qemu(&fits)), ("pg.0".to_owned(), fits));
+    }
+
+    #[test]
+    fn options_for_qemu_agree_on_the_name_and_ask_for_the_export() {
+        let (socket, access) = (PathBuf::from("/run/0.sock"), SocketAccess::default());
+        let id = in_qemu("0");
+        let front = Front::VhostUserBlk { socket, queues: 2, access: access.clone() };
+        let options = front.qemu("0").unwrap();
+        assert!(options.contains(&format!("socket,id={id},path=/run/0.sock,")), "{options}");
+        assert!(options.contains(&format!("pci,chardev={id},num-queues=2")), "{options}");
+        let front = Front::Nbd { socket: Some("/run/0.sock".into()), listen: None, access };
+        let options = front.qemu("0").unwrap();
+        assert!(options.contains(&format!("nbd,node-name={id},server.type=unix")), "{options}");
+        assert!(options.contains(",export=0,"), "{options}");
+        assert!(options.ends_with(&format!("pci,drive={id}")), "{options}");
+    }
 
     #[test]
     fn odd_paths_are_written_as_qemu_and_libvirt_read_them() {
