@@ -25,6 +25,8 @@ const LOOK_AGAIN: Duration = Duration::from_millis(5);
 pub struct Sight {
     viewer: RefCell<Option<Rc<Viewer>>>,
     look_at: Cell<Instant>,
+    /// So long what is seen holds, whatever becomes of the owner.
+    until: Cell<Instant>,
     turn: Cell<bool>,
 }
 
@@ -42,6 +44,10 @@ impl Sight {
             return false;
         }
         self.look_around(reactor, array);
+        let holds = || reactor.turn_time() <= self.until.get();
+        if !holds() {
+            return false;
+        }
         let Some(viewer) = self.viewer.borrow().clone() else { return false };
         let mut done = 0;
         for range in ranges {
@@ -52,7 +58,7 @@ impl Sight {
             done = end;
         }
         // A volume that is just growing has places that are not known here yet.
-        done == into.len()
+        done == into.len() && holds()
     }
 
     /// As `ashlar_pool::far` does it: what is not open any more is let go, and what was shown is
@@ -66,6 +72,6 @@ impl Sight {
         let shown = || Some(Rc::new(Viewer::open(reactor, array.show()?)));
         *self.viewer.borrow_mut() = seen.or_else(shown);
         // It hides what is no longer plain.
-        let _ = array.shown_for();
+        self.until.set(reactor.now().after(array.shown_for()));
     }
 }
