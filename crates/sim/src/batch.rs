@@ -34,7 +34,7 @@ pub fn run_caught(seed: u64, options: Options) -> Verdict {
     })
 }
 
-pub const ALL_CANARIES: [Canary; 18] = [
+pub const ALL_CANARIES: [Canary; 20] = [
     Canary::NoDirtyMap,
     Canary::NoWrittenMap,
     Canary::NoMissedMap,
@@ -53,6 +53,8 @@ pub const ALL_CANARIES: [Canary; 18] = [
     Canary::ChecksumsOfWhatIsThere,
     Canary::NoMovedChecksums,
     Canary::RestripeAhead,
+    Canary::BlindHost,
+    Canary::LateWrites,
 ];
 
 /// The first seed that finds a planted bug by what that does, and how.

@@ -47,7 +47,7 @@ pub fn failing_flushes(life: &Rc<Life>, index: usize, drive: u32, prng: &mut Prn
         life.note(|| format!("drive {drive} flushes again"));
         life.world.borrow_mut().drive(drive).flush_fault = None;
         // It may be known to be behind.
-        life.fleet.borrow_mut().refresh(&life.array.status());
+        life.refresh_fleet();
         if comes_back {
             comes_back_if_out(&life, index, drive).await;
         }
@@ -116,7 +116,7 @@ async fn comes_back_if_out(life: &Rc<Life>, index: usize, drive: u32) {
     let is_same = life.fleet.borrow().slots[index] == drive;
     if is_out && is_same {
         plug_in(life, index, drive).await;
-        life.fleet.borrow_mut().refresh(&life.array.status());
+        life.refresh_fleet();
     }
 }
 

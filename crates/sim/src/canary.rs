@@ -5,10 +5,12 @@ use ashlar_format::array_superblock::{ArraySuperblock, MemberState, StoredMember
 use ashlar_format::block_sums::{self, Home, SUMS_PER_SECTOR, SumSector, block_sum};
 use ashlar_format::drive_label::MemberLayout;
 use ashlar_format::journal_batch::JournalBatch;
+use ashlar_format::lease::Lease;
 use ashlar_format::record;
 use ashlar_format::region_map::{MapKind, RegionMapPage};
 use ashlar_format::units::{MemberIndex, StripeIndex};
 use ashlar_raid::layout::Layout;
+use ashlar_reactor::buffer::Buffers;
 use clap::ValueEnum;
 use zerocopy::IntoBytes;
 
@@ -56,6 +58,10 @@ pub enum Canary {
     NoMovedChecksums,
     /// Superblocks say of one stripe too many that it has its new shape.
     RestripeAhead,
+    /// A second host takes the array as if nobody had it.
+    BlindHost,
+    /// What is written later than the lease is relied on reaches the drives all the same.
+    LateWrites,
 }
 
 /// What happens to a write.
@@ -80,6 +86,8 @@ impl Canary {
             Canary::SplitWrites => &["all or nothing"],
             Canary::NoChecksums | Canary::NoMovedChecksums => &["these blocks are lost"],
             Canary::RestripeAhead => &["WRONG DATA", "stripes did not agree"],
+            Canary::BlindHost => &["two hosts write", "taken from a host that lives"],
+            Canary::LateWrites => &["two hosts write"],
             Canary::NoWrittenMap
             | Canary::NoMissedMap
             | Canary::NoBadBlocks
@@ -101,6 +109,19 @@ impl Canary {
 
     pub fn on_failed_flush(self) -> bool {
         self == Canary::NeglectedFlush
+    }
+
+    /// Whether it shows only where another host comes.
+    pub fn is_of_hosts(self) -> bool {
+        self.on_anothers_lease() || self.on_late_write()
+    }
+
+    pub fn on_anothers_lease(self) -> bool {
+        self == Canary::BlindHost
+    }
+
+    pub fn on_late_write(self) -> bool {
+        self == Canary::LateWrites
     }
 
     pub fn on_write(
@@ -149,9 +170,30 @@ impl Canary {
             | Canary::NoChecksums
             | Canary::ChecksumsOfWhatIsThere
             | Canary::NoMovedChecksums
-            | Canary::RestripeAhead => Sabotage::Nothing,
+            | Canary::RestripeAhead
+            | Canary::BlindHost
+            | Canary::LateWrites => Sabotage::Nothing,
         }
     }
+}
+
+/// Leases that were read there say that nobody has the array.
+pub fn nobody_has_it(array: Option<&(Layout, MemberLayout)>, at: u64, into: &Buffers) {
+    let is_lease = |(_, areas): &(Layout, MemberLayout)| areas.lease.range().contains(&at);
+    if !array.is_some_and(is_lease) {
+        return;
+    }
+    let mut bytes = vec![0; into.len()];
+    into.copy_to_slice(&mut bytes);
+    let slots = bytes.chunks_exact_mut(size_of::<Lease>());
+    for (slot, home) in slots.zip((at..).step_by(size_of::<Lease>())) {
+        let Ok(lease) = record::open::<Lease>(slot, None, home) else { continue };
+        let mut free = Lease::free(lease.array);
+        (free.epoch, free.beat) = (lease.epoch, lease.beat);
+        record::seal(&mut free, lease.header.owner, home, lease.header.sequence.get());
+        slot.copy_from_slice(free.as_bytes());
+    }
+    into.copy_from_slice(&bytes);
 }
 
 /// Whether the drive says that members are being added.

@@ -74,10 +74,11 @@ pub async fn rage(life: Rc<Life>, mut prng: Prng) {
         };
         life.reactor.sleep(Duration::from_nanos(prng.below(longest))).await;
         // What drives have that wait for a start is all that there is.
-        if life.working.get() == 0 || life.world.borrow().is_dark() || life.waits_for_start() {
+        let is_over = life.waits_for_start() || life.is_replaced();
+        if life.working.get() == 0 || life.world.borrow().is_dark() || is_over {
             return;
         }
-        life.fleet.borrow_mut().refresh(&life.array.status());
+        life.refresh_fleet();
         strike(&life, acts[prng.index(acts.len())], &mut prng).await;
         let impaired = life.fleet.borrow().any_impaired();
         life.impaired_seen.set(life.impaired_seen.get() | impaired);
@@ -176,7 +177,7 @@ async fn strike(life: &Rc<Life>, act: Act, prng: &mut Prng) {
         Act::Grow => grow(life, prng).await,
         Act::Add => add_members(life, prng).await,
     }
-    life.fleet.borrow_mut().refresh(&life.array.status());
+    life.refresh_fleet();
 }
 
 async fn rebuild(life: &Rc<Life>) {
@@ -206,9 +207,9 @@ fn refusal(life: &Rc<Life>, index: usize, drive: u32, prng: &mut Prng) {
         life.note(|| format!("drive {drive} takes writes again"));
         life.world.borrow_mut().drive(drive).refuses = None;
         // It may be known to be behind.
-        life.fleet.borrow_mut().refresh(&life.array.status());
+        life.refresh_fleet();
         rebuild(&life).await;
-        life.fleet.borrow_mut().refresh(&life.array.status());
+        life.refresh_fleet();
     });
 }
 
@@ -254,7 +255,7 @@ fn silence(life: &Rc<Life>, index: usize, drive: u32, prng: &mut Prng) {
         if comes_back && is_given_up && is_same {
             plug_in(&life, index, drive).await;
         }
-        life.fleet.borrow_mut().refresh(&life.array.status());
+        life.refresh_fleet();
     });
 }
 
@@ -273,7 +274,7 @@ async fn give_spare(life: &Rc<Life>, index: usize, prng: &mut Prng) {
     life.note(|| format!("member {index} gets drive {spare}"));
     let is_new = replace(life, index, spare).await;
     life.world.borrow_mut().changes.filled += u64::from(is_new);
-    life.fleet.borrow_mut().refresh(&life.array.status());
+    life.refresh_fleet();
     if life.ends_suddenly && prng.chance(1, 2) {
         // While it is filled.
         life.world.borrow_mut().plan(prng.below(500), AtCompletion::Dark);

@@ -100,7 +100,7 @@ pub async fn past_limit(life: &Rc<Life>, prng: &mut Prng) {
             break;
         }
     }
-    life.fleet.borrow_mut().refresh(&life.array.status());
+    life.refresh_fleet();
 }
 
 fn on_members<T>(life: &Life, look: impl FnOnce(&[&SimDrive]) -> T) -> T {
@@ -227,7 +227,7 @@ async fn give_spares(life: &Rc<Life>) {
         };
         let replaced = life.array.replace_member(MemberIndex::new(index), handle, uuid).await;
         life.note(|| format!("member {index} gets spare {spare}: {replaced:?}"));
-        life.fleet.borrow_mut().refresh(&life.array.status());
+        life.refresh_fleet();
     }
     let fleet = life.fleet.clone();
     let done = life.array.rebuild(|| fleet.borrow_mut().new_uuid(255)).await;

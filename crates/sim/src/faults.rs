@@ -316,6 +316,10 @@ pub struct Plan {
     /// What the journal has is lost between lives, or those are away who have it, and operators
     /// insist on a start.
     pub insists: bool,
+    /// Hosts have the array by a lease, and take turns: now this one starts it, now that.
+    pub leases: bool,
+    /// One comes while another has it.
+    pub rivals: bool,
     pub settings: SettingsChange,
     pub single: Option<Single>,
 }
@@ -380,17 +384,23 @@ impl Plan {
             // Where nothing may be lost, a fault is one too many.
             beyond: !geometry.layout().is_redundant() && single.what == SingleFault::Fail,
             insists: false,
+            leases: false,
+            rivals: false,
             settings: SettingsChange::default(),
             single: Some(single),
             ..Plan::draw(workload)
         }
     }
 
-    /// A planted bug that shows where a flush fails has one in every seed: few have.
+    /// A planted bug that shows where a flush fails, or another host comes, has that in every seed:
+    /// few have.
     pub fn draw_to_find(seed: u64, canary: Option<Canary>) -> Plan {
         let plan = Plan::draw(seed);
-        let on_failed_flush = canary.is_some_and(Canary::on_failed_flush);
-        Plan { failing_flushes: plan.failing_flushes || on_failed_flush, ..plan }
+        match canary {
+            Some(canary) if canary.is_of_hosts() => plan.with_rivals(),
+            Some(canary) if canary.on_failed_flush() => Plan { failing_flushes: true, ..plan },
+            Some(_) | None => plan,
+        }
     }
 
     pub fn draw(seed: u64) -> Plan {
@@ -450,6 +460,8 @@ impl Plan {
             views: Prng::stream(seed, "views").chance(1, 5),
             beyond: prng.chance(1, 8),
             insists: false,
+            leases: Prng::stream(seed, "leases").chance(1, 6),
+            rivals: false,
             grows: prng.chance(1, 4),
             settings: draw_settings(&mut prng, sector_bytes(traits, integrity)),
             adds: prng.chance(if integrity { 2 } else { 1 }, 4),
@@ -458,12 +470,40 @@ impl Plan {
         .with_enough_faults()
         .where_some_insist()
         .where_some_never_mend()
+        .where_hosts_meet()
     }
 
     /// Past the limit: what a drive cannot read it may never read again.
     fn where_some_never_mend(self) -> Plan {
         let mends = !self.beyond || Prng::stream(self.seed, "mends").chance(1, 2);
         Plan { traits: Traits { mends, ..self.traits }, ..self }
+    }
+
+    fn where_hosts_meet(self) -> Plan {
+        let meet = self.leases && !self.beyond && Prng::stream(self.seed, "rivals").chance(2, 3);
+        if meet { self.with_rivals() } else { self }
+    }
+
+    /// Another host comes while one has the array. Without faults that last for longer than it may
+    /// take a host to be replaced, or that the tasks of a life take back: they would be over in the
+    /// hands of another. And what becomes of other volumes, only one host keeps account of.
+    pub fn with_rivals(self) -> Plan {
+        Plan {
+            leases: true,
+            rivals: true,
+            refusals: false,
+            silences: false,
+            outages: false,
+            full: false,
+            failing_flushes: false,
+            power_losses: false,
+            pool_changes: false,
+            volumes: false,
+            grows: false,
+            beyond: false,
+            insists: false,
+            ..self
+        }
     }
 
     /// From a stream of its own, so that other seeds are what they were.
@@ -489,6 +529,13 @@ impl Plan {
     fn with_enough_faults(self) -> Plan {
         let is_rare = self.outages || self.full || self.failing_flushes || self.power_losses;
         Plan { faults_max: self.faults_max.max(if is_rare { 3 } else { 0 }), ..self }
+    }
+
+    /// Whether another host comes while one has the array: see `with_rivals`.
+    pub fn has_rivals(&self) -> bool {
+        let lasts = self.refusals || self.silences || self.outages || self.full;
+        let loses = self.failing_flushes || self.power_losses;
+        self.rivals && !lasts && !loses && !self.beyond
     }
 
     /// Whether volumes beside the main one are used: what becomes of them past the limit, nobody
@@ -563,6 +610,8 @@ impl Plan {
             (self.views, "views"),
             (self.grows, "growing"),
             (self.adds, "members are added"),
+            (self.leases, "leases"),
+            (self.has_rivals(), "rivals"),
             (!self.traits.volatile_cache, "no volatile cache"),
             (self.traits.sector_bytes == 4096, "4K sectors"),
             (!self.traits.zeroes, "no zeroing by drives"),

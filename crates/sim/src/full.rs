@@ -39,7 +39,7 @@ pub async fn full(life: &Rc<Life>, prng: &mut Prng) {
         world.outages.full += 1;
         world.is_short = false;
     }
-    life.fleet.borrow_mut().refresh(&life.array.status());
+    life.refresh_fleet();
     life.outage_ends(true);
 }
 

@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use ashlar_format::array_superblock::{ArraySuperblock, SLOTS};
 use ashlar_format::bad_blocks::{self, BadBlocks};
 use ashlar_format::drive_label::DriveLabel;
+use ashlar_format::lease::{self, Lease};
 use ashlar_format::record;
 use ashlar_format::region_map::{self, MapKind, RegionMapPage};
 use ashlar_format::units::{Area, StripeIndex, to_usize};
@@ -35,6 +36,19 @@ pub fn owner(drive: &SimDrive) -> Option<[u8; 16]> {
         let bytes = drive.peek(home, size_of::<DriveLabel>());
         Some(record::open::<DriveLabel>(&bytes, None, home).ok()?.header.owner)
     })
+}
+
+/// Of the newest lease on a drive; 0: there is none.
+pub fn epoch(drive: &SimDrive) -> u64 {
+    let Some((areas, owner)) = label::plan(drive.traits.bytes, 0).zip(owner(drive)) else {
+        return 0;
+    };
+    let epochs = (0..lease::SLOTS).filter_map(|slot| {
+        let home = areas.lease.offset + slot * Lease::BYTES;
+        let bytes = drive.peek(home, size_of::<Lease>());
+        Some(record::open::<Lease>(&bytes, Some(owner), home).ok()?.epoch.get())
+    });
+    epochs.max().unwrap_or(0)
 }
 
 /// The first page of a map of one drive: the only one, on drives this small.

@@ -117,6 +117,8 @@ struct Totals {
     completions: AtomicU64,
     sectors: AtomicU64,
     virtual_ns: AtomicU64,
+    refused: AtomicU64,
+    taken: AtomicU64,
     stop: AtomicBool,
     /// When progress is shown next, in milliseconds.
     show_at_ms: AtomicU64,
@@ -133,6 +135,8 @@ impl Totals {
             completions: AtomicU64::new(0),
             sectors: AtomicU64::new(0),
             virtual_ns: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
+            taken: AtomicU64::new(0),
             stop: AtomicBool::new(false),
             show_at_ms: AtomicU64::new(1000),
         }
@@ -143,6 +147,8 @@ impl Totals {
         self.completions.fetch_add(verdict.completions, Relaxed);
         self.sectors.fetch_add(verdict.sectors_checked, Relaxed);
         self.virtual_ns.fetch_add(verdict.virtual_ns, Relaxed);
+        self.refused.fetch_add(verdict.contests.refused, Relaxed);
+        self.taken.fetch_add(verdict.contests.taken, Relaxed);
     }
 
     /// One line that is written over on a terminal; seldom a line elsewhere.
@@ -205,12 +211,14 @@ fn many(arguments: &Arguments) -> bool {
     let failed = totals.failed.load(Relaxed);
     println!(
         "{} seeds, {failed} failed, in {} s: {} operations, {} sectors checked, {} s of virtual \
-         time",
+         time; another host was refused {} times, and took the array {} times",
         totals.seeds.load(Relaxed),
         totals.began.elapsed().as_secs(),
         totals.completions.load(Relaxed),
         totals.sectors.load(Relaxed),
-        totals.virtual_ns.load(Relaxed) / 1_000_000_000
+        totals.virtual_ns.load(Relaxed) / 1_000_000_000,
+        totals.refused.load(Relaxed),
+        totals.taken.load(Relaxed)
     );
     failed == 0
 }

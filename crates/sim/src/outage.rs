@@ -55,7 +55,7 @@ pub async fn outage(life: &Rc<Life>, prng: &mut Prng) {
     }
     let is_over = life.array.state() != ArrayState::Failed;
     life.note(|| format!("the outage is over: {is_over}"));
-    life.fleet.borrow_mut().refresh(&life.array.status());
+    life.refresh_fleet();
     life.world.borrow_mut().outages.healed += u64::from(is_over);
     life.outage_ends(is_over);
 }
@@ -110,5 +110,5 @@ async fn comes_back(life: &Rc<Life>, index: usize, drive: u32) {
         let uuid = life.array.status().members[index].drive_uuid;
         life.world.borrow_mut().drive(drive).uuid = uuid;
     }
-    life.fleet.borrow_mut().refresh(&life.array.status());
+    life.refresh_fleet();
 }

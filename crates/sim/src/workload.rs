@@ -18,12 +18,14 @@ use ashlar_reactor::wait_list::WaitList;
 use crate::canary::Canary;
 use crate::faults::{CHUNK_BYTES_LARGE, Plan, Single};
 use crate::fleet::Fleet;
+use crate::hosts::FIRST;
 use crate::oracle::{Oracle, Sector, Ticket};
+use crate::rival;
 use crate::served::{NAMES, Others, Served};
 use crate::sight::Sight;
 use crate::world::SharedWorld;
 
-const SECTOR: u64 = 512;
+pub const SECTOR: u64 = 512;
 /// Longest request in sectors, drawn. The long ones cross stripes; they cost most and are few.
 const LEN_SECTORS_MAX: [u64; 20] =
     [1, 1, 1, 1, 8, 8, 8, 8, 8, 16, 16, 16, 16, 16, 64, 64, 64, 64, 128, 400];
@@ -39,6 +41,8 @@ pub struct Life {
     pub single: Option<Single>,
     pub world: SharedWorld,
     pub reactor: Reactor,
+    /// Which of the hosts this is (see `hosts`).
+    pub place: usize,
     pub array: Rc<Array>,
     pub pool: Rc<Pool>,
     pub volume: Volume,
@@ -104,7 +108,7 @@ impl Life {
     }
 
     fn before(&self, served: &Served, offset: u64, len: u64) -> Before {
-        if !self.array.has_doubts() {
+        if !self.array.has_doubts() && !self.is_replaced() {
             // Those of before are in sync; new ones are named by what brings them.
             self.unsure.borrow_mut().clear();
         }
@@ -119,14 +123,32 @@ impl Life {
         self.outage.get() != Outage::None
     }
 
+    /// Whether another host wants the array, so that this one may hear that it has lost it.
+    pub fn is_contested(&self) -> bool {
+        self.place == FIRST && self.world.borrow().hosts.is_contested
+    }
+
+    /// Whether another host has the array.
+    pub fn is_replaced(&self) -> bool {
+        self.world.borrow().hosts.owner != self.place
+    }
+
+    /// The fleet learns of its members what this host knows, unless another has the array.
+    pub fn refresh_fleet(&self) {
+        if !self.is_replaced() {
+            self.fleet.borrow_mut().refresh(&self.array.status());
+        }
+    }
+
     /// Whether a change that began when there had been so many outages was bound to succeed.
     pub fn may_not_fail(&self, outages: u64) -> bool {
         !self.plan.beyond && self.unsure.borrow().is_empty() && !self.was_out(outages)
     }
 
-    /// Whether there was an outage in a time that began when there had been so many.
+    /// Whether there was an outage in a time that began when there had been so many, or the array
+    /// may be lost to another host.
     pub fn was_out(&self, begun: u64) -> bool {
-        self.is_out() || self.outages() != begun
+        self.is_out() || self.outages() != begun || self.is_contested()
     }
 
     pub fn outage_begins(&self) {
@@ -230,6 +252,9 @@ impl Life {
             self.oracle.borrow_mut().read_fails(&ticket);
             return false;
         }
+        if self.is_replaced() {
+            self.fail("a read was answered after another host had taken the array".into());
+        }
         let sectors = into.pieces().iter().flat_map(|piece| piece.bytes().as_chunks().0);
         let checked = self.oracle.borrow_mut().read_ends(&ticket, sectors);
         match checked {
@@ -320,7 +345,7 @@ impl Life {
         }
         if good {
             self.note(|| format!("{what} {offset} +{len} acknowledged"));
-            if self.array.status().restripe.is_none() {
+            if self.array.status().restripe.is_none() && !self.is_replaced() {
                 let stripe = self.array.stripe_bytes();
                 for range in served.ranges(offset, len) {
                     for whole in range.start.div_ceil(stripe)..range.end / stripe {
@@ -471,6 +496,9 @@ impl Life {
     }
 
     async fn one_request(&self, hot: &[u64], prng: &mut Prng) {
+        if self.is_replaced() {
+            return rival::in_vain(self, prng).await;
+        }
         if self.plan.pause_ns_max > 0 && prng.chance(1, 3) {
             let pause = prng.below(self.plan.pause_ns_max);
             self.reactor.sleep(Duration::from_nanos(pause)).await;

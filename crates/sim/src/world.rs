@@ -20,11 +20,15 @@ use ashlar_reactor::buffer::Buffers;
 use ashlar_reactor::op::{Device, DeviceId, Done, Errno, LATE, Op, Outcome, Ticket};
 use ashlar_reactor::prng::Prng;
 
-use crate::canary::{Canary, Sabotage};
+use crate::canary::{self, Canary, Sabotage};
 use crate::drive::{Loss, SimDrive};
+use crate::hosts::{Contests, FIRST, Found, Hosts, SECOND};
+use crate::inspect;
 use crate::trace::{Trace, place};
 
 struct InFlight {
+    /// Who waits for it, and by which of its tickets.
+    host: usize,
     ticket: Ticket,
     drive: u32,
     op: Op,
@@ -90,9 +94,9 @@ pub struct World {
     life_began_ns: u64,
     life_began_after: u64,
     sequence: u64,
-    /// By ticket.
+    /// By number.
     in_flight: Vec<Option<InFlight>>,
-    /// When each operation in flight completes: (time, sequence, ticket).
+    /// When each operation in flight completes: (time, sequence, number).
     due: BinaryHeap<Reverse<(u64, u64, u32)>>,
     pub drives: Vec<SimDrive>,
     /// Until then no drive answers anything.
@@ -118,6 +122,8 @@ pub struct World {
     pub changes: Changes,
     pub outages: Outages,
     pub past_limit: PastLimit,
+    pub hosts: Hosts,
+    pub contests: Contests,
     /// When the last planned fault struck.
     pub changes_at_fault: Changes,
     /// Lives that began when members were being added.
@@ -162,6 +168,8 @@ impl World {
             changes: Changes::default(),
             outages: Outages::default(),
             past_limit: PastLimit::default(),
+            hosts: Hosts::default(),
+            contests: Contests::default(),
             changes_at_fault: Changes::default(),
             restriping_lives: 0,
             plans: BTreeMap::new(),
@@ -266,6 +274,7 @@ impl World {
             drive.heal_cache();
             drive.dead &= !std::mem::take(&mut drive.unpowered);
         }
+        self.hosts = Hosts::default();
         self.life_began_ns = self.now_ns;
         self.life_began_after = self.completions;
     }
@@ -282,13 +291,14 @@ impl World {
 
     /// Operations that are under way.
     pub fn tickets(&self) -> BTreeSet<u32> {
-        self.in_flight.iter().flatten().map(|op| op.ticket.0).collect()
+        self.in_flight.iter().flatten().map(number).collect()
     }
 
-    /// Those on these drives, as text.
+    /// Those on these drives of the host that leads, as text.
     pub fn in_flight(&self, on: impl Fn(u32) -> bool) -> Vec<String> {
         let text = |op: &InFlight| format!("d{} {:?}", op.drive, place(&op.op));
-        self.in_flight.iter().flatten().filter(|op| on(op.drive)).map(text).collect()
+        let its = |op: &&InFlight| on(op.drive) && self.hosts.leads(op.host);
+        self.in_flight.iter().flatten().filter(its).map(text).collect()
     }
 
     /// The operation that completes next, if it does until then.
@@ -297,8 +307,8 @@ impl World {
         if *at > until_ns {
             return None;
         }
-        let Reverse((_, _, ticket)) = self.due.pop()?;
-        self.in_flight[ticket as usize].take()
+        let Reverse((_, _, number)) = self.due.pop()?;
+        self.in_flight[number as usize].take()
     }
 
     /// Puts an operation off that is due while its drive is silent. False: it is not.
@@ -310,7 +320,7 @@ impl World {
         if silent {
             self.sequence += 1;
             let at = until + self.latency.below(WAKING_NS_MAX);
-            self.due.push(Reverse((at, self.sequence, op.ticket.0)));
+            self.due.push(Reverse((at, self.sequence, number(op))));
         }
         silent
     }
@@ -327,7 +337,10 @@ impl World {
         }
     }
 
-    fn submit(&mut self, ticket: Ticket, drive: u32, op: &Op) {
+    fn submit(&mut self, host: usize, ticket: Ticket, drive: u32, op: &Op) {
+        if !self.dark && host != self.hosts.owner {
+            self.claims(host, op);
+        }
         if self.dark {
             return;
         }
@@ -342,21 +355,60 @@ impl World {
         }
         let covers = own.writes_done();
         self.sequence += 1;
-        self.due.push(Reverse((self.now_ns + latency, self.sequence, ticket.0)));
-        let slot = ticket.0 as usize;
+        let op = InFlight { host, ticket, drive, op: op.clone(), covers };
+        self.due.push(Reverse((self.now_ns + latency, self.sequence, number(&op))));
+        let slot = number(&op) as usize;
         if self.in_flight.len() <= slot {
             self.in_flight.resize_with(slot + 1, || None);
         }
-        let before =
-            self.in_flight[slot].replace(InFlight { ticket, drive, op: op.clone(), covers });
+        let before = self.in_flight[slot].replace(op);
         assert!(before.is_none(), "ticket {ticket:?} is in flight twice");
     }
 
-    fn reap(&mut self, done: &mut Vec<Done>) {
+    /// A host that has not the array changes something.
+    fn claims(&mut self, host: usize, op: &Op) {
+        let (kind, offset, len) = place(op);
+        let (true, Some((_, areas))) = (matches!(kind, "write" | "zero"), &self.array) else {
+            return;
+        };
+        if areas.lease.range().contains(&offset) {
+            self.hosts.is_contested = true;
+        } else if host == FIRST {
+            self.fail(format!("two hosts write: {kind} {offset} +{len} after the other began to"));
+        } else {
+            self.is_taken_over();
+        }
+    }
+
+    /// The second host begins to write.
+    fn is_taken_over(&mut self) {
+        let leases = self.array.as_ref().map(|(_, areas)| areas.lease.range());
+        let its = |op: &&InFlight| {
+            let (kind, offset, _) = place(&op.op);
+            let is_lease = leases.as_ref().is_none_or(|leases| leases.contains(&offset));
+            op.host == FIRST && matches!(kind, "write" | "zero") && !is_lease
+        };
+        let left = self.in_flight.iter().flatten().filter(its).count();
+        self.note(|| "the array is TAKEN OVER".into());
+        if left > 0 {
+            self.fail(format!("two hosts write: {left} of the other are under way"));
+        }
+        let drives = || self.hosts.offered.iter().map(|drive| &self.drives[*drive as usize]);
+        let (unsure, bad) = (inspect::unsure_stripes(drives()), inspect::bad_stripes(drives()));
+        self.hosts.take(self.now_ns, Found { unsure, bad });
+        self.contests.taken += 1;
+    }
+
+    fn reap(&mut self, host: usize, done: &mut Vec<Done>) {
+        self.land_due();
+        self.hosts.hear(host, done);
+    }
+
+    fn land_due(&mut self) {
         while !self.dark {
             let Some(op) = self.next_due(self.now_ns) else { return };
             if self.put_off(&op) {
-                let slot = op.ticket.0 as usize;
+                let slot = number(&op) as usize;
                 self.in_flight[slot] = Some(op);
                 continue;
             }
@@ -384,7 +436,7 @@ impl World {
             let (kind, offset, len) = place(&op.op);
             let failed = outcome.err().map(|errno| errno.0);
             self.trace.op(self.now_ns, (op.drive, kind, offset, len), failed);
-            done.push(Done { ticket: op.ticket, outcome });
+            self.hosts.answer(op.host, Done { ticket: op.ticket, outcome });
         }
     }
 
@@ -402,7 +454,14 @@ impl World {
             return Err(Errno(libc::EIO));
         }
         match &done.op {
-            Op::Read { offset, into, .. } => self.read(done.drive, *offset, into),
+            Op::Read { offset, into, .. } => {
+                let outcome = self.read(done.drive, *offset, into);
+                let is_blind = self.sabotaged(|canary| canary.on_anothers_lease());
+                if is_blind && done.host == SECOND && !self.hosts.is_contested {
+                    canary::nobody_has_it(self.array.as_ref(), *offset, into);
+                }
+                outcome
+            }
             Op::Write { offset, from, .. } => {
                 self.write(done.drive, *offset, from.len() as u64, Some(&bytes_of(from)))
             }
@@ -482,6 +541,11 @@ impl World {
     }
 }
 
+/// By which an operation is found, whoever waits for it.
+fn number(op: &InFlight) -> u32 {
+    op.ticket.0 * 2 + u32::from(op.host == SECOND)
+}
+
 /// Direct I/O takes whole sectors from each piece of memory: pieces that only together are some,
 /// real drives refuse.
 fn assert_whole_sectors(op: &Op, sector_bytes: u32) {
@@ -500,16 +564,21 @@ fn bytes_of(from: &Buffers) -> Cow<'_, [u8]> {
     bytes.into()
 }
 
-/// One life's view of the world.
+/// A host's view of the world, for one life.
 pub struct SimBackend {
     world: SharedWorld,
+    host: usize,
     devices: Vec<u32>,
     late: Vec<Ticket>,
 }
 
 impl SimBackend {
     pub fn new(world: &SharedWorld) -> SimBackend {
-        SimBackend { world: world.clone(), devices: Vec::new(), late: Vec::new() }
+        SimBackend::of(FIRST, world)
+    }
+
+    pub fn of(host: usize, world: &SharedWorld) -> SimBackend {
+        SimBackend { world: world.clone(), host, devices: Vec::new(), late: Vec::new() }
     }
 }
 
@@ -541,7 +610,8 @@ impl Backend for SimBackend {
     }
 
     fn submit(&mut self, ticket: Ticket, op: &Op, until: Instant) {
-        if self.now() > until {
+        let is_late = self.now() > until;
+        if is_late && !self.world.borrow().sabotaged(|canary| canary.on_late_write()) {
             self.late.push(ticket);
             return;
         }
@@ -552,25 +622,38 @@ impl Backend for SimBackend {
             | Op::WriteZeroes { device, .. } => *device,
             Op::Descriptor { .. } => panic!("nothing in the simulated world has a descriptor"),
         };
-        self.world.borrow_mut().submit(ticket, self.devices[device.0 as usize], op);
+        let drive = self.devices[device.0 as usize];
+        self.world.borrow_mut().submit(self.host, ticket, drive, op);
     }
 
     fn reap(&mut self, done: &mut Vec<Done>) {
         done.extend(self.late.drain(..).map(|ticket| Done { ticket, outcome: LATE }));
-        self.world.borrow_mut().reap(done);
+        self.world.borrow_mut().reap(self.host, done);
     }
 
     fn idle(&mut self, until: Option<Instant>) -> bool {
+        let until = until.map(Instant::as_ns);
         let mut world = self.world.borrow_mut();
         if world.dark {
             return false;
         }
-        if !self.late.is_empty() {
+        if !self.late.is_empty() || world.hosts.hears(self.host) {
+            return true;
+        }
+        if !world.hosts.leads(self.host) {
+            world.hosts.rests(self.host, until);
+            return false;
+        }
+        let now_ns = world.now_ns;
+        if let Some(beside) = world.hosts.take_turn(now_ns) {
+            world.contests.awoken += u64::from(world.hosts.wakes());
+            drop(world);
+            beside.run();
             return true;
         }
         let next = world.due.peek().map(|Reverse((at, ..))| *at);
-        let until = until.map(Instant::as_ns);
-        let Some(wake) = next.into_iter().chain(until).min() else { return false };
+        let wake = next.into_iter().chain(until).chain(world.hosts.beside_at_ns()).min();
+        let Some(wake) = wake else { return false };
         world.now_ns = world.now_ns.max(wake);
         let is_long = world.now_ns > world.life_began_ns + LIFE_NS_MAX;
         if is_long || world.completions > world.life_began_after + LIFE_OPERATIONS_MAX {

@@ -218,6 +218,31 @@ fn records_that_drives_lie_about_are_not_believed() {
     assert!(lied > 100, "{lied}");
 }
 
+/// Another host comes for the array while one has it, which lives, or stands still for a moment or
+/// for long, and wakes up when the other has the array, or is about to: one of them has it, and
+/// what was acknowledged by either is there.
+#[test]
+fn another_host_comes_while_one_has_the_array() {
+    let run = |seed: u64| {
+        let mut scenario = Scenario::new(Plan::draw(seed).with_rivals(), Options::default());
+        scenario.all_lives();
+        scenario.verdict()
+    };
+    let (mut refused, mut taken, mut awoken) = (0, 0, 0);
+    for seed in 0..150 {
+        let verdict = run(seed);
+        assert_eq!(verdict.failure, None, "seed {seed}");
+        if seed < 10 {
+            assert_eq!(run(seed).hash, verdict.hash, "seed {seed} does not repeat");
+        }
+        let contests = verdict.contests;
+        (refused, taken, awoken) =
+            (refused + contests.refused, taken + contests.taken, awoken + contests.awoken);
+    }
+    println!("{refused} times refused, {taken} times taken; {awoken} times the first woke up");
+    assert!(refused > 20 && taken > 20 && awoken > 20, "{refused}, {taken}, {awoken}");
+}
+
 #[test]
 fn a_seed_repeats_exactly() {
     let hashes = |seed: u64| run_caught(seed, Options::default()).hash;
@@ -322,6 +347,16 @@ fn a_restripe_that_claims_more_than_is_in_the_journal_is_found() {
     assert_found(Canary::RestripeAhead);
 }
 
+#[test]
+fn a_host_that_takes_what_another_has_is_found() {
+    assert_found(Canary::BlindHost);
+}
+
+#[test]
+fn writes_that_come_after_the_lease_ran_out_are_found() {
+    assert_found(Canary::LateWrites);
+}
+
 /// The test of each: without one this does not compile.
 fn test_of(canary: Canary) -> fn() {
     match canary {
@@ -343,6 +378,8 @@ fn test_of(canary: Canary) -> fn() {
         Canary::ChecksumsOfWhatIsThere => checksums_of_what_a_drive_made_of_a_write_are_found,
         Canary::NoMovedChecksums => checksums_that_stay_where_blocks_were_moved_are_found,
         Canary::RestripeAhead => a_restripe_that_claims_more_than_is_in_the_journal_is_found,
+        Canary::BlindHost => a_host_that_takes_what_another_has_is_found,
+        Canary::LateWrites => writes_that_come_after_the_lease_ran_out_are_found,
     }
 }
 

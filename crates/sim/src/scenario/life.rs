@@ -8,6 +8,7 @@ use ashlar_format::array_superblock::{MemberState, Policy};
 use ashlar_pool::pool::Pool;
 use ashlar_raid::array::Array;
 use ashlar_raid::error::AssembleError;
+use ashlar_raid::lease::Host;
 use ashlar_raid::start::{ArraySpec, AssembleOptions, Known};
 use ashlar_raid::status::{ArrayState, ArrayStatus};
 use ashlar_reactor::executor::Reactor;
@@ -17,12 +18,14 @@ use ashlar_reactor::wait_list::WaitList;
 use super::Phase;
 use crate::chaos;
 use crate::checkers;
-use crate::drive::ARRAY_UUID;
+use crate::drive::{ARRAY_UUID, SimDrive};
 use crate::faults::{Ending, Plan, Single};
 use crate::fleet::Fleet;
+use crate::hosts::SECOND;
 use crate::inspect;
 use crate::oracle::Oracle;
 use crate::others;
+use crate::rival;
 use crate::served::Others;
 use crate::sight::Sight;
 use crate::volumes::are_known_to_all;
@@ -38,6 +41,8 @@ pub(super) enum End {
     Stopped,
     /// Some drives could not be reached; they have what they had.
     Halted,
+    /// Another host has the array, or may have.
+    Refused,
     GivenUp,
 }
 
@@ -54,6 +59,33 @@ pub(super) struct Seedling {
     /// A life that ends suddenly does so after so many operations of its stop.
     pub(super) cut_stop: Option<u64>,
     pub(super) single: Option<Single>,
+    pub(super) place: usize,
+    pub(super) host: Option<Host>,
+    /// Of the one that comes for the array, if one does.
+    pub(super) rival: Option<Prng>,
+}
+
+impl Seedling {
+    /// Which stripes wait for resync in a life that begins, and which have bad blocks.
+    pub(super) fn expect_unsure(&self, mut unsure: BTreeSet<u64>, bad: BTreeSet<u64>) {
+        let (count, covered) = (unsure.len(), self.covered.get());
+        self.world.borrow_mut().note(|| format!("{count} stripes are unsure, covered {covered}"));
+        if covered && !unsure.is_empty() && !self.plan.beyond {
+            let why = "the journal did not cover all writes".into();
+            self.world.borrow_mut().fail(why);
+        }
+        if self.plan.geometry.layout().parity == 0 {
+            // Copies that differ can be read, each by itself.
+            unsure.clear();
+        }
+        self.ever_unsure.borrow_mut().extend(&unsure);
+        if !bad.is_subset(&self.ever_unsure.borrow()) && !self.plan.beyond {
+            let why = format!("{bad:?}: not all of them were unsure once, and some are given up");
+            self.world.borrow_mut().fail(why);
+        }
+        unsure.extend(bad);
+        *self.unsure.borrow_mut() = unsure;
+    }
 }
 
 pub(super) async fn create(seedling: Seedling, phase: Phase) -> End {
@@ -67,7 +99,7 @@ pub(super) async fn create(seedling: Seedling, phase: Phase) -> End {
         policy: plan.policy,
         integrity: plan.integrity,
         settings: plan.settings,
-        host: None,
+        host: seedling.host,
     };
     let drives = {
         let fleet = seedling.fleet.borrow();
@@ -100,32 +132,26 @@ pub(super) async fn create(seedling: Seedling, phase: Phase) -> End {
 }
 
 pub(super) async fn assemble(seedling: Seedling, offered: Vec<u32>, phase: Phase) -> End {
-    let newest = inspect::newest(seedling.world.borrow().drives.iter());
-    let known = newest.as_ref().map_or(0, |newest| newest.header.sequence.get());
-    let members = || newest.iter().flat_map(|its| its.members());
-    let trusted = || members().filter(|its| its.state() == Ok(MemberState::Trusted));
-    let current = || trusted().map(|its| its.drive).collect();
-    let known_with = |generation| Known { generation, epoch: 0, last_epoch: 0, current: current() };
-    let start = async |known: Option<u64>, force| {
+    let start = async |remembers, force| {
         let handles = {
             let fleet = seedling.fleet.borrow();
             offered.iter().map(|drive| fleet.open(&seedling.reactor, *drive)).collect()
         };
         let options = AssembleOptions {
             force,
-            known: known.map(known_with),
-            host: None,
+            known: remembered(&seedling, &offered, remembers),
+            host: seedling.host,
             sum_pages_max: seedling.plan.sum_pages_max,
             ..AssembleOptions::default()
         };
         Array::assemble(&seedling.reactor, handles, options).await
     };
     let mut last = None;
-    for known_generation in [None, Some(known), Some(0)] {
-        match start(known_generation, false).await {
+    for remembers in [Remembers::Nothing, Remembers::Newest, Remembers::WhatIsHere] {
+        match start(remembers, false).await {
             Ok(array) => return assembled(seedling, array, phase).await,
             Err(AssembleError::MaybeOld) if may_refuse(&seedling, &offered) => {
-                let text = || format!("{known_generation:?}: {}", AssembleError::MaybeOld);
+                let text = || format!("{remembers:?}: {}", AssembleError::MaybeOld);
                 seedling.world.borrow_mut().note(text);
                 last = Some(AssembleError::MaybeOld);
                 if seedling.plan.beyond {
@@ -139,9 +165,13 @@ pub(super) async fn assemble(seedling: Seedling, offered: Vec<u32>, phase: Phase
             }
         }
     }
+    if seedling.place == SECOND {
+        seedling.world.borrow_mut().note(|| format!("the other host: {last:?}"));
+        return End::Refused;
+    }
     let is_journal = matches!(last, Some(AssembleError::Journal { .. }));
     if is_journal && seedling.plan.beyond && !seedling.plan.comes_back_whole() {
-        match start(None, true).await {
+        match start(Remembers::Nothing, true).await {
             Ok(array) => {
                 seedling.world.borrow_mut().past_limit.forced += 1;
                 seedling.world.borrow_mut().note(|| "started by force".into());
@@ -159,6 +189,38 @@ pub(super) async fn assemble(seedling: Seedling, offered: Vec<u32>, phase: Phase
     End::GivenUp
 }
 
+/// What the host that starts the array knows of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Remembers {
+    Nothing,
+    /// The newest that any drive holds.
+    Newest,
+    /// No more than those that are offered: an operator says that this will do.
+    WhatIsHere,
+}
+
+fn remembered(seedling: &Seedling, offered: &[u32], remembers: Remembers) -> Option<Known> {
+    let world = seedling.world.borrow();
+    let newest = inspect::newest(world.drives.iter());
+    let epoch = |drives: &mut dyn Iterator<Item = &SimDrive>| drives.map(inspect::epoch).max();
+    let (generation, epoch) = match remembers {
+        Remembers::Nothing => return None,
+        Remembers::Newest => {
+            let generation = newest.as_ref().map_or(0, |newest| newest.header.sequence.get());
+            (generation, epoch(&mut world.drives.iter()))
+        }
+        Remembers::WhatIsHere => {
+            let here = offered.iter().map(|drive| &world.drives[*drive as usize]);
+            (0, epoch(&mut here.filter(|drive| !drive.dead)))
+        }
+    };
+    let members = newest.iter().flat_map(|its| its.members());
+    let trusted = members.filter(|its| its.state() == Ok(MemberState::Trusted));
+    let epoch = epoch.unwrap_or(0);
+    let current = trusted.map(|its| its.drive).collect();
+    Some(Known { generation, epoch, last_epoch: epoch, current })
+}
+
 /// Whether a member that the newest superblock trusts is not among the drives.
 fn may_refuse(seedling: &Seedling, offered: &[u32]) -> bool {
     let world = seedling.world.borrow();
@@ -170,6 +232,7 @@ fn may_refuse(seedling: &Seedling, offered: &[u32]) -> bool {
 }
 
 async fn assembled(seedling: Seedling, array: Rc<Array>, phase: Phase) -> End {
+    seedling.takes_over();
     let pool = match Pool::open(array.clone()).await {
         Ok(pool) => pool,
         Err(error) => {
@@ -211,6 +274,7 @@ async fn go_on(mut seedling: Seedling, array: Rc<Array>, pool: Rc<Pool>, phase: 
         plan: seedling.plan.clone(),
         world: seedling.world.clone(),
         reactor: seedling.reactor.clone(),
+        place: seedling.place,
         array,
         pool,
         bytes: Cell::new(volume.bytes()),
@@ -235,7 +299,13 @@ async fn go_on(mut seedling: Seedling, array: Rc<Array>, pool: Rc<Pool>, phase: 
         Phase::Liveness => checkers::liveness(&life).await,
         Phase::Safety(ending) => {
             plan_ending(&life, ending, &mut seedling.prng);
-            safety(&life, &mut seedling.prng).await;
+            safety(&life, &mut seedling.prng, seedling.rival.take()).await;
+            if life.is_replaced() {
+                // With or without an error: it has nothing to put to rest.
+                let _ = life.array.stop().await;
+                life.world.borrow_mut().hosts.has_ended = true;
+                return End::Halted;
+            }
             // A single fault may come in the stop, too.
             if ending != Ending::CleanStop && seedling.single.is_none() {
                 let Some(after) = seedling.cut_stop else {
@@ -281,7 +351,8 @@ fn plan_ending(life: &Life, ending: Ending, prng: &mut Prng) {
     }
 }
 
-async fn safety(life: &Rc<Life>, prng: &mut Prng) {
+/// `rival`: another host comes.
+async fn safety(life: &Rc<Life>, prng: &mut Prng, rival: Option<Prng>) {
     {
         let mut world = life.world.borrow_mut();
         for drive in &mut world.drives {
@@ -293,7 +364,12 @@ async fn safety(life: &Rc<Life>, prng: &mut Prng) {
     }
     life.start_workers(prng);
     life.reactor.spawn(chaos::rage(life.clone(), Prng::from_seed(prng.next_u64())));
+    if let Some(rival) = rival {
+        life.reactor.spawn(rival::comes(life.clone(), rival));
+    }
     life.workers_ended().await;
+    rival::has_gone(life).await;
+    rival::has_heard(life).await;
 }
 
 async fn stop(life: &Rc<Life>) -> End {
@@ -313,8 +389,8 @@ async fn stop(life: &Rc<Life>) -> End {
             let served = |name: &str| life.pool.volume(name).map(|volume| volume.bytes());
             oracle.volumes.are(served);
         }
-        Err(error) if life.waits_for_start() => {
-            life.note(|| format!("stop: {error} (its drives are away)"));
+        Err(error) if life.waits_for_start() || life.is_contested() => {
+            life.note(|| format!("stop: {error} (its drives are away, or another's)"));
             return End::Halted;
         }
         Err(error) if life.plan.beyond => {
