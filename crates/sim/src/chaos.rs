@@ -49,6 +49,7 @@ enum Act {
     PolicyChange,
     Grow,
     Add,
+    ClockSet,
 }
 
 /// Runs until the workers have ended or the seed's faults are used up.
@@ -115,6 +116,7 @@ fn acts(life: &Life) -> Vec<Act> {
         (plan.policy_changes, Act::PolicyChange),
         (plan.grows, Act::Grow),
         (plan.adds, Act::Add),
+        (plan.clock_is_set, Act::ClockSet),
     ];
     kinds.into_iter().filter(|(there, _)| *there).map(|(_, act)| act).collect()
 }
@@ -176,8 +178,19 @@ async fn strike(life: &Rc<Life>, act: Act, prng: &mut Prng) {
         Act::PolicyChange => policy_change(life, prng).await,
         Act::Grow => grow(life, prng).await,
         Act::Add => add_members(life, prng).await,
+        Act::ClockSet => set_clock(life, prng),
     }
     life.refresh_fleet();
+}
+
+/// Somebody sets the host's clock forward or back, by hours or by years.
+fn set_clock(life: &Life, prng: &mut Prng) {
+    let most_s = [3600, 86_400, 20 * 365 * 86_400][prng.index(3)];
+    let by_s = i64::try_from(prng.below(most_s)).unwrap_or(0);
+    let by_s = if prng.chance(1, 2) { by_s } else { -by_s };
+    life.note(|| format!("the clock is set by {by_s} s"));
+    let clock_set_s = &mut life.world.borrow_mut().clock_set_s;
+    *clock_set_s += by_s;
 }
 
 async fn rebuild(life: &Rc<Life>) {

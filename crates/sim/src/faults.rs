@@ -320,6 +320,8 @@ pub struct Plan {
     pub leases: bool,
     /// One comes while another has it.
     pub rivals: bool,
+    /// Somebody sets the clock.
+    pub clock_is_set: bool,
     pub settings: SettingsChange,
     pub single: Option<Single>,
 }
@@ -386,6 +388,7 @@ impl Plan {
             insists: false,
             leases: false,
             rivals: false,
+            clock_is_set: false,
             settings: SettingsChange::default(),
             single: Some(single),
             ..Plan::draw(workload)
@@ -462,6 +465,7 @@ impl Plan {
             insists: false,
             leases: Prng::stream(seed, "leases").chance(1, 6),
             rivals: false,
+            clock_is_set: Prng::stream(seed, "clocks").chance(1, 8),
             grows: prng.chance(1, 4),
             settings: draw_settings(&mut prng, sector_bytes(traits, integrity)),
             adds: prng.chance(if integrity { 2 } else { 1 }, 4),
@@ -612,6 +616,7 @@ impl Plan {
             (self.adds, "members are added"),
             (self.leases, "leases"),
             (self.has_rivals(), "rivals"),
+            (self.clock_is_set, "the clock is set"),
             (!self.traits.volatile_cache, "no volatile cache"),
             (self.traits.sector_bytes == 4096, "4K sectors"),
             (!self.traits.zeroes, "no zeroing by drives"),

@@ -124,6 +124,8 @@ pub struct World {
     pub past_limit: PastLimit,
     pub hosts: Hosts,
     pub contests: Contests,
+    /// What the clock was set forward or back by.
+    pub clock_set_s: i64,
     /// When the last planned fault struck.
     pub changes_at_fault: Changes,
     /// Lives that began when members were being added.
@@ -170,6 +172,7 @@ impl World {
             past_limit: PastLimit::default(),
             hosts: Hosts::default(),
             contests: Contests::default(),
+            clock_set_s: 0,
             changes_at_fault: Changes::default(),
             restriping_lives: 0,
             plans: BTreeMap::new(),
@@ -589,7 +592,8 @@ impl Backend for SimBackend {
 
     /// An hour in 900 ms: scrubs become due while there is something to scrub.
     fn unix_s(&self) -> u64 {
-        1_800_000_000 + self.world.borrow().now_ns / 250_000
+        let world = self.world.borrow();
+        (1_800_000_000 + world.now_ns / 250_000).saturating_add_signed(world.clock_set_s)
     }
 
     fn register(&mut self, device: Device) -> DeviceId {
