@@ -1,6 +1,7 @@
 //! Who may connect to a Unix socket: whose it is, and with which mode.
 //!
-//! Names are kept, and looked up whenever the socket is made: a user may have another number then.
+//! Names are looked up once, and their numbers kept: a directory service that does not answer when
+//! the daemon starts keeps no guest from its disk.
 
 use std::fmt::Display;
 use std::process::Command;
@@ -24,10 +25,10 @@ const MODE_OF_GROUP: SocketMode = SocketMode(0o660);
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SocketAccess {
-    /// Name or number of the user whose it is. Usual: the daemon's.
+    /// Name or number of the user whose it is; shown as a number. Usual: the daemon's.
     #[serde(default)]
     pub user: Option<String>,
-    /// Name or number of its group. Usual: the daemon's.
+    /// Name or number of its group; shown as a number. Usual: the daemon's.
     #[serde(default)]
     pub group: Option<String>,
     /// Permissions in octal, such as `0660`: who may write may connect. Usual: `0600`, and with a
@@ -104,15 +105,28 @@ impl SocketAccess {
         }
     }
 
-    /// In numbers. Waits for what looks up names.
-    pub fn resolve(&self) -> Answer<Access> {
-        let number = |what: &str, database, name: &Option<String>| {
-            name.as_deref().map(|name| number(what, database, name)).transpose()
+    /// The same with numbers in the place of names. Waits for what looks these up.
+    pub fn in_numbers(&self) -> Answer<SocketAccess> {
+        let number = |what: &str, database, name: &Option<String>| -> Answer<Option<String>> {
+            let number = name.as_deref().map(|name| number(what, database, name)).transpose()?;
+            Ok(number.map(|its| its.to_string()))
+        };
+        Ok(SocketAccess {
+            mode: self.mode,
+            user: number("user", "passwd", &self.user)?,
+            group: number("group", "group", &self.group)?,
+        })
+    }
+
+    /// What `in_numbers` has made, as the kernel takes it.
+    pub fn access(&self) -> Answer<Access> {
+        let number = |what: &str, text: &Option<String>| {
+            text.as_deref().map(|text| digits(text).ok_or_else(|| unknown(what, text))).transpose()
         };
         Ok(Access {
             mode: self.mode().0,
-            user: number("user", "passwd", &self.user)?,
-            group: number("group", "group", &self.group)?,
+            user: number("user", &self.user)?,
+            group: number("group", &self.group)?,
         })
     }
 }
@@ -127,37 +141,42 @@ impl Display for SocketAccess {
     }
 }
 
-/// Asks a program of the C library's: in this process, a directory service that does not answer
-/// would hold up all changes for as long, and its library would run beside the reactors.
+fn digits(text: &str) -> Option<u32> {
+    let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    // The last one stands for none (chown(2)).
+    is_number.then(|| text.parse().ok())?.filter(|its| *its != u32::MAX)
+}
+
+fn unknown(what: &str, name: &str) -> Refusal {
+    Refusal::invalid(format!("there is no {what} {name} on this host"))
+        .fix(format!("make it, or name another one, or a number, by --socket-{what}"))
+}
+
+/// Asks a program of the C library's: in this process, the library of a directory service would run
+/// beside the reactors.
 fn number(what: &str, database: &str, name: &str) -> Answer<u32> {
-    // It may be gone by itself: not all services are up when the daemon starts.
-    let passing = |refusal: Refusal| Refusal { may_pass: true, ..refusal };
-    let unknown = || {
-        passing(Refusal::invalid(format!("there is no {what} {name} on this host")))
-            .fix(format!("make it, or name another one, or a number, by --socket-{what}"))
-    };
-    if !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_digit()) {
-        // The last one stands for none (chown(2)).
-        return name.parse().ok().filter(|its| *its != u32::MAX).ok_or_else(unknown);
+    if let Some(number) = digits(name) {
+        return Ok(number);
+    }
+    let is_name = name.contains(|its: char| !its.is_ascii_digit());
+    if !is_name || name.starts_with('-') || name.contains(['\0', '\n', ':']) {
+        return Err(unknown(what, name));
     }
     let failed = |why: &str| {
-        passing(Refusal::failed(format!("{what} {name} cannot be looked up: {why}")))
+        Refusal::failed(format!("{what} {name} cannot be looked up: {why}"))
             .fix(format!("name a number by --socket-{what}"))
     };
-    if name.is_empty() || name.starts_with('-') || name.contains(['\0', '\n', ':']) {
-        return Err(unknown());
-    }
     let asked = ["getent", database, name];
     let output = Command::new("timeout").arg(LOOKUP_SECONDS_MAX).args(asked).output();
     let output = output.map_err(|error| failed(&error.to_string()))?;
     match output.status.code() {
         Some(0) => {}
-        Some(UNKNOWN) => return Err(unknown()),
+        Some(UNKNOWN) => return Err(unknown(what, name)),
         Some(_) | None => return Err(failed(&output.status.to_string())),
     }
     // Both have it third (passwd(5), group(5)).
     let found = String::from_utf8_lossy(&output.stdout);
-    let its = found.split(':').nth(2).and_then(|its| its.parse().ok());
+    let its = found.split(':').nth(2).and_then(digits);
     its.ok_or_else(|| failed("getent says something else"))
 }
 
@@ -192,7 +211,7 @@ mod tests {
     fn names_and_numbers_are_looked_up() {
         let of = |user: &str, group: &str| {
             let (user, group) = (Some(user.to_owned()), Some(group.to_owned()));
-            SocketAccess { user, group, mode: None }.resolve()
+            SocketAccess { user, group, mode: None }.in_numbers()?.access()
         };
         let root = Access { mode: 0o660, user: Some(0), group: Some(0) };
         assert_eq!((of("root", "root"), of("0", "0")), (Ok(root), Ok(root)));
@@ -200,7 +219,6 @@ mod tests {
         for nobody in ["no-such-user", "", "-s", "4294967295", "99999999999", "a:b", "a\nb"] {
             let refusal = of(nobody, "0").unwrap_err();
             assert!(refusal.error.contains(&format!("no user {nobody} ")), "{refusal}");
-            assert!(refusal.may_pass);
             let error = of("0", nobody).unwrap_err().error;
             assert!(error.contains(&format!("no group {nobody} ")), "{error}");
         }

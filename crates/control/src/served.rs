@@ -17,6 +17,7 @@ use ashlar_target::ublk::{self, UblkExport, UblkSpec};
 use ashlar_target::unix_socket::Access;
 use ashlar_target::vhost::{DiskFacts, ExportSpec, VhostExport};
 
+use crate::access::SocketAccess;
 use crate::api::export::{ExportCounters, ExportLimits};
 use crate::api::traffic::Traffic;
 use crate::catalog::{KnownDisk, KnownExport};
@@ -72,7 +73,7 @@ impl Served {
     ) -> Answer<Served> {
         let cores = parts.iter().map(|part| part.core.clone()).collect();
         let (limits, ports) = (RateLimits::new(rates(limits)), ports.clone());
-        let access = access(&front, handed.is_some()).await?;
+        let access = access(&front)?;
         let its = limits.clone();
         let started = beside(move || start(front, label, (its, access), parts, &ports, handed));
         let export = started.await?.map_err(refusal)?;
@@ -94,7 +95,7 @@ impl Served {
         };
         let limits = RateLimits::new(rates(known.limits));
         let (name, serial, its) = (name.to_owned(), String::new(), limits.clone());
-        let access = access(&known.front, handed.is_some()).await?;
+        let access = access(&known.front)?;
         let spec = ExportSpec { name, socket, access, queues_max, serial, limits: its, since };
         let KnownDisk { bytes, discard_bytes } = disk;
         let facts = DiskFacts { bytes, discard_bytes };
@@ -230,13 +231,9 @@ fn start(
     }
 }
 
-/// Who may connect to a socket that is made now. `is_handed`: one that was made by a process before
-/// stays as it is, whoever is still known.
-pub async fn access(front: &Front, is_handed: bool) -> Answer<Access> {
-    match front.access().filter(|its| !its.is_usual() && !is_handed).cloned() {
-        Some(access) => beside(move || access.resolve()).await?,
-        None => Ok(Access::default()),
-    }
+/// Who may connect to a socket that is made now.
+fn access(front: &Front) -> Answer<Access> {
+    front.access().map_or_else(|| Ok(Access::default()), SocketAccess::access)
 }
 
 /// What of an export is there without a daemon, too: the number of its device, and its volume.
@@ -325,7 +322,10 @@ fn refusal(error: ExportError) -> Refusal {
     // Where it was to listen.
     let may_pass = matches!(
         error,
-        ExportError::Busy(_) | ExportError::Socket { .. } | ExportError::Address { .. }
+        ExportError::Busy(_)
+            | ExportError::Socket { .. }
+            | ExportError::Address { .. }
+            | ExportError::Access { .. }
     );
     let refusal = match error {
         ExportError::Spec(_) => Refusal::invalid(text),

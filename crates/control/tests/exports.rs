@@ -229,17 +229,19 @@ fn a_socket_belongs_to_whom_it_was_given_to_after_kills_and_upgrades() {
         daemon.start_again();
         assert_eq!(whose(&daemon, "e"), (0o606, 12346, group));
         let shown = daemon.json("export show e")["socket_access"].clone();
-        let known = serde_json::json!({ "user": "12346", "group": "daemon", "mode": "0606" });
+        let number = group.to_string();
+        let known = serde_json::json!({ "user": "12346", "group": number, "mode": "0606" });
         assert_eq!(shown, known);
         let said = daemon.ok("export show e");
-        assert!(said.contains("socket    user 12346, group daemon, mode 0606"), "{said}");
+        let text = format!("socket    user 12346, group {number}, mode 0606");
+        assert!(said.contains(&text), "{said}");
         daemon.ok("export delete e");
     }
 }
 
 #[test]
 fn who_cannot_be_let_in_is_named() {
-    let mut daemon = Daemon::with_array(1, 2);
+    let daemon = Daemon::with_array(1, 2);
     daemon.ok("volume create v --array a --size 16M");
     let create = "export create e --volume v";
     for (option, said) in [("user", "no user no-such"), ("group", "no group no-such")] {
@@ -257,19 +259,13 @@ fn who_cannot_be_let_in_is_named() {
     let refused = daemon.refused("export set e --socket-user no-such --socket-mode 0600");
     assert!(refused.contains("no user no-such"), "{refused}");
     assert_eq!(whose(&daemon, "e").0, 0o666);
-    // One whose user is gone is down, says why, and comes up once there is such a user again.
-    daemon.stop();
-    edit_catalog(&daemon, |catalog| {
-        catalog["exports"]["e"]["front"]["vhost-user-blk"]["access"]["user"] = "no-such".into();
-    });
-    daemon.start_again();
-    let export = daemon.json("export show e");
-    assert_eq!(export["state"], "down");
-    assert!(export["error"].as_str().unwrap().contains("no user no-such"), "{export}");
-    let own = rustix::process::geteuid().as_raw();
-    daemon.ok(&format!("export set e --socket-user {own}"));
-    daemon.wait_for("export show e", |export| export["state"] == "listening");
-    assert_eq!(whose(&daemon, "e").0, 0o666);
+    if !rustix::process::geteuid().is_root() {
+        return not_tried("only root can give sockets away");
+    }
+    // Its number is kept: who is looked up when the daemon starts may be unknown by then.
+    daemon.ok("export set e --socket-user root");
+    let access = daemon.json("export show e")["socket_access"].clone();
+    assert_eq!((&access["user"], &access["mode"]), (&"0".into(), &"0666".into()));
 }
 
 #[test]

@@ -52,7 +52,7 @@ pub struct ExportCreate {
     #[schema(value_type = Option<String>)]
     pub socket: Option<PathBuf>,
     /// Who may connect to the socket: without this, the daemon's user and root.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "SocketAccess::is_usual")]
     pub socket_access: SocketAccess,
     /// Absolute path of the file, of a kind that is one.
     #[serde(default)]

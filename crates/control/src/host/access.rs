@@ -11,6 +11,7 @@ use crate::served::beside;
 impl Host {
     /// What is left out of `change` stays as it is. Who is connected stays so.
     pub async fn set_export_access(&self, name: &str, change: SocketAccess) -> Answer<Export> {
+        let change = beside(move || change.in_numbers()).await??;
         let _change = self.begin().await?;
         let known = self.look(|state| state.catalog.exports.get(name).cloned());
         let front = known.ok_or_else(|| exports::unknown(name))?.front;
@@ -23,11 +24,11 @@ impl Host {
         let listens = waits || self.served(name).is_some();
         let (path, its) = (path.to_owned(), access.clone());
         let give = move || -> Answer<()> {
-            let access = its.resolve()?;
+            let access = its.access()?;
             let given = if listens { unix_socket::give(&path, access) } else { Ok(()) };
             given.map_err(|error| {
                 let text = format!("{} cannot be given to others: {error}", path.display());
-                Refusal::failed(text).fix("run the daemon as root")
+                Refusal::failed(text).fix("run the daemon as root, if it does not")
             })
         };
         beside(give).await??;

@@ -484,13 +484,10 @@ impl Host {
             ))
             .fix(format!("attach its drives, then `ashlar array start {name}`")));
         }
-        let newest = self.newest_superblock(&drives).await?;
-        self.check_claims(uuid, name, newest.as_deref())?;
-        let absent = self.absent_drives(uuid, newest.as_deref());
-        self.note_taken(uuid).await?;
+        // First of all: of arrays that are started side by side each has the same one every time.
         let core = self.core_for(&drives)?;
         self.look(|state| state.beginning.insert(uuid, core));
-        let begun = self.begin_on(core, (uuid, name), drives, absent, force).await;
+        let begun = self.begin_on(core, (uuid, name), drives, force).await;
         self.look(|state| state.beginning.remove(&uuid));
         self.adopt(core, &begun?, name).await
     }
@@ -500,9 +497,12 @@ impl Host {
         core: usize,
         (uuid, name): (Uuid, &str),
         drives: Vec<String>,
-        absent: Vec<String>,
         force: bool,
     ) -> Answer<Begun> {
+        let newest = self.newest_superblock(&drives).await?;
+        self.check_claims(uuid, name, newest.as_deref())?;
+        let absent = self.absent_drives(uuid, newest.as_deref());
+        self.note_taken(uuid).await?;
         let known = self.known(uuid);
         let seeds = self.seeds(&drives).await?;
         let shown = name.to_owned();

@@ -29,14 +29,16 @@ use crate::host::{Host, Running, Serving, on_demand};
 use crate::name::check_name;
 use crate::placement;
 use crate::refusal::{Answer, Refusal};
-use crate::served::{Label, Served, access, beside, forget, is_standing, user};
+use crate::served::{Label, Served, beside, forget, is_standing, user};
 use crate::socket;
 
 /// Bytes of a virtio block device's serial number.
 const SERIAL_BYTES: usize = 20;
 
 impl Host {
-    pub async fn create_export(&self, request: ExportCreate) -> Answer<Export> {
+    pub async fn create_export(&self, mut request: ExportCreate) -> Answer<Export> {
+        let asked = request.socket_access.clone();
+        request.socket_access = beside(move || asked.in_numbers()).await??;
         let _change = self.begin().await?;
         let name = request.name.clone();
         check_name("an export", &name)?;
@@ -45,8 +47,6 @@ impl Host {
         let front = Front::of(&request, &self.exports_directory, volume.uuid, &others)?;
         self.check_export_is_new(&name, &front)?;
         self.check_export_on_demand(&name, &front, running.uuid)?;
-        // A user who is unknown is refused before anything is made.
-        access(&front, false).await?;
         let mut known = KnownExport {
             array: running.uuid,
             volume: volume.name,

@@ -2,7 +2,7 @@
 
 use ashlar_reactor::join::join_all;
 use ashlar_target::nvme_tcp::Coming;
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, Semaphore};
 use uuid::Uuid;
 
 use crate::catalog::{KnownArray, KnownDrive};
@@ -10,6 +10,9 @@ use crate::history::Histories;
 use crate::host::Host;
 use crate::host::drives::Reopened;
 use crate::refusal::Answer;
+
+/// That are started side by side: each may hold its whole ring in memory for a moment.
+const ARRAYS_AT_ONCE: usize = 8;
 
 impl Host {
     /// Attaches the catalog's drives, starts its arrays and their exports. What cannot be started
@@ -28,9 +31,9 @@ impl Host {
         // Of all, before the first begins: as long as these are held, hosts wait for them.
         let starts: Vec<_> =
             shall_run().map(|(uuid, known)| (*uuid, known, self.coming_of(*uuid))).collect();
-        let one_by_one = &Mutex::new(());
+        let (some, one_by_one) = (&Semaphore::new(ARRAYS_AT_ONCE), &Mutex::new(()));
         let starts = starts.into_iter().map(|(uuid, known, coming)| async move {
-            self.restore_array(uuid, known, one_by_one).await;
+            self.restore_array(uuid, known, some, one_by_one).await;
             // Tried: what has not come by now keeps no host waiting.
             drop(coming);
         });
@@ -46,25 +49,33 @@ impl Host {
     ///
     /// One on demand is left until a guest needs it here: one may elsewhere. But if a daemon was
     /// killed with it, it is put in order: as long as it has our lease, it keeps others waiting.
-    async fn restore_array(&self, uuid: Uuid, known: &KnownArray, exports: &Mutex<()>) {
-        let started = match known.on_demand && !self.is_owner(uuid).await {
-            true => None,
-            false => Some(self.assemble(uuid, &known.name, false).await),
-        };
+    async fn restore_array(
+        &self,
+        uuid: Uuid,
+        known: &KnownArray,
+        starts: &Semaphore,
+        exports: &Mutex<()>,
+    ) {
+        let place = starts.acquire().await;
+        let starts = !known.on_demand || self.is_owner(uuid).await;
+        let is_started = starts && self.restore_alone(uuid, known).await;
+        drop(place);
         let _turn = exports.lock().await;
-        match started {
-            Some(Ok(())) => return self.start_exports_of(uuid).await,
-            Some(Err(refusal)) => {
-                tracing::error!(array = known.name, "not started: {}", refusal.line());
-                if !known.on_demand {
-                    self.look(|state| state.unavailable.insert(uuid, refusal));
-                }
-            }
-            None => {}
-        }
-        if known.on_demand {
+        if is_started {
+            self.start_exports_of(uuid).await;
+        } else if known.on_demand {
             self.wait_exports_of(uuid).await;
         }
+    }
+
+    /// Without its exports. False: it could not be started.
+    async fn restore_alone(&self, uuid: Uuid, known: &KnownArray) -> bool {
+        let Err(refusal) = self.assemble(uuid, &known.name, false).await else { return true };
+        tracing::error!(array = known.name, "not started: {}", refusal.line());
+        if !known.on_demand {
+            self.look(|state| state.unavailable.insert(uuid, refusal));
+        }
+        false
     }
 
     /// The namespaces of an array that is to be started: as long as these are held, hosts wait for
