@@ -428,6 +428,17 @@ impl Leasehold {
         Ok(())
     }
 
+    /// Returns once this lease is on the drive of a member that is to be relied on: it could be all
+    /// that another host finds, before the next beat.
+    pub(crate) async fn tell(&self, index: usize) -> Result<(), DriveError> {
+        let place = self.place_of(index).ok_or(DriveError::Gone)?;
+        if self.look(&place).await? {
+            return Ok(());
+        }
+        let record = lease(self.array, &self.host, self.claim.epoch, self.newest_beat.get());
+        place.write(&self.reactor, record).await
+    }
+
     /// Whether the newest lease here is this one; another's ends it.
     async fn look(&self, place: &Place) -> Result<bool, DriveError> {
         let found = place.read(&self.reactor, self.array).await?;

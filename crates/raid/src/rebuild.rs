@@ -469,6 +469,9 @@ impl Array {
             let member = self.members.list()[target.index.index()].clone();
             let labelled = self.write_label(target.index, &member).await;
             labelled.map_err(|error| error.to_string())?;
+            if let Some(lease) = self.lease.get() {
+                lease.tell(target.index.index()).await.map_err(|error| error.to_string())?;
+            }
         }
         // What was passed over as blank must be so after a crash, too.
         self.written.settle().await.map_err(|error| error.to_string())?;

@@ -10,10 +10,13 @@ use std::time::Duration;
 
 use ashlar_drive::drive::Drive;
 use ashlar_format::array_superblock::{Level, MemberState, Policy};
+use ashlar_format::lease::Lease;
+use ashlar_format::record;
 use ashlar_format::units::{MemberIndex, StripeIndex};
 use ashlar_raid::array::Array;
 use ashlar_raid::error::AssembleError;
 use ashlar_raid::label;
+use ashlar_raid::lease::Host;
 use ashlar_raid::start::{ArraySpec, AssembleOptions};
 use ashlar_raid::status::{ScrubReport, ScrubState};
 use ashlar_reactor::executor::Reactor;
@@ -240,6 +243,30 @@ fn a_copy_of_a_new_array_is_not() {
         pair.starts_with(&drives.iter().collect::<Vec<_>>()).await;
         assert_eq!(state(&pair, 2), MemberState::Stale);
         pair.check().await;
+        pair.array.stop().await.unwrap();
+    });
+}
+
+/// Another host may find nothing but it.
+#[test]
+fn a_member_has_the_lease_before_it_is_relied_on() {
+    run(|reactor| async move {
+        let host = Some(Host::new([7; 16], "here"));
+        let spec = ArraySpec { host, ..Pair::spec(Level::Raid1) };
+        let mut pair = Pair::made(&reactor, &spec, &[DRIVE_BYTES; 2], 512).await;
+        pair.array.pull_member(MemberIndex(1)).unwrap();
+        pair.replace(1).await;
+        // Before the next beat, most likely.
+        pair.rebuilt().await;
+        let member = pair.array.status().members[1].clone();
+        let file = pair.file(member.drive.as_ref().unwrap());
+        let area = label::plan(DRIVE_BYTES, 0).unwrap().lease;
+        let is_here = (0..area.len / Lease::BYTES).any(|slot| {
+            let (home, mut bytes) = (area.offset + slot * Lease::BYTES, vec![0; 4096]);
+            file.read_exact_at(&mut bytes, home).unwrap();
+            record::open::<Lease>(&bytes, Some(member.drive_uuid), home).is_ok()
+        });
+        assert!(is_here, "nobody would know whose the array is");
         pair.array.stop().await.unwrap();
     });
 }
