@@ -178,14 +178,19 @@ impl Place {
     }
 
     /// Durable when this returns.
-    async fn write(&self, reactor: &Reactor, mut lease: Lease) -> Result<(), DriveError> {
+    async fn write(&self, reactor: &Reactor, lease: Lease) -> Result<(), DriveError> {
+        self.show(reactor, lease).await?;
+        self.drive.flush().await
+    }
+
+    /// Whoever reads the drive sees it when this returns.
+    async fn show(&self, reactor: &Reactor, mut lease: Lease) -> Result<(), DriveError> {
         let beat = lease.beat.get();
         let home = self.at + beat % SLOTS * Lease::BYTES;
         record::seal(&mut lease, self.drive_uuid, home, beat);
         let buffer = reactor.buffer(to_usize(Lease::BYTES));
         buffer.copy_from_slice(lease.as_bytes());
-        self.drive.write_past_gate(home, buffer.into()).await?;
-        self.drive.flush().await
+        self.drive.write_past_gate(home, buffer.into()).await
     }
 }
 
@@ -418,7 +423,13 @@ impl Leasehold {
         self.look(place).await?;
         let began = self.reactor.now();
         let record = lease(self.array, &self.host, self.claim.epoch, beat);
-        place.write(&self.reactor, record).await?;
+        place.show(&self.reactor, record).await?;
+        // One that no longer flushes is used on where the array cannot do without it: what it shows
+        // is looked at below.
+        let flushed = place.drive.flush().await;
+        if !(place.drive.is_alive() && place.drive.has_failed_flush()) {
+            flushed?;
+        }
         // After a long stall this beat may have replaced a rival's claim: that one beats, too.
         let wait = if self.is_trusted() { SETTLE } else { BEAT_PERIOD + SETTLE };
         self.pause_until(self.reactor.now().after(wait)).await;
