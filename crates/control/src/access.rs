@@ -17,7 +17,6 @@ use crate::refusal::{Answer, Refusal};
 const LOOKUP_SECONDS_MAX: &str = "10";
 /// The status with which getent says that a name is unknown (getent(1)).
 const UNKNOWN: i32 = 2;
-const MODE_USUAL: SocketMode = SocketMode(0o600);
 /// A group that could not write could not connect either.
 const MODE_OF_GROUP: SocketMode = SocketMode(0o660);
 
@@ -86,7 +85,8 @@ impl SocketAccess {
     }
 
     pub fn mode(&self) -> SocketMode {
-        let usual = if self.group.is_some() { MODE_OF_GROUP } else { MODE_USUAL };
+        let of_user = SocketMode(Access::default().mode);
+        let usual = if self.group.is_some() { MODE_OF_GROUP } else { of_user };
         self.mode.unwrap_or(usual)
     }
 
@@ -132,7 +132,7 @@ impl SocketAccess {
 }
 
 impl Display for SocketAccess {
-    /// `user libvirt-qemu, mode 0600`
+    /// `user 64055, mode 0600`
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let named = |what, name: &Option<String>| Some(format!("{what} {}, ", name.as_ref()?));
         let user = named("user", &self.user).unwrap_or_default();

@@ -31,9 +31,9 @@ impl Host {
         // Of all, before the first begins: as long as these are held, hosts wait for them.
         let starts: Vec<_> =
             shall_run().map(|(uuid, known)| (*uuid, known, self.coming_of(*uuid))).collect();
-        let (some, one_by_one) = (&Semaphore::new(ARRAYS_AT_ONCE), &Mutex::new(()));
+        let (places, one_by_one) = (&Semaphore::new(ARRAYS_AT_ONCE), &Mutex::new(()));
         let starts = starts.into_iter().map(|(uuid, known, coming)| async move {
-            self.restore_array(uuid, known, some, one_by_one).await;
+            self.restore_array(uuid, known, places, one_by_one).await;
             // Tried: what has not come by now keeps no host waiting.
             drop(coming);
         });
@@ -53,10 +53,10 @@ impl Host {
         &self,
         uuid: Uuid,
         known: &KnownArray,
-        starts: &Semaphore,
+        places: &Semaphore,
         exports: &Mutex<()>,
     ) {
-        let place = starts.acquire().await;
+        let place = places.acquire().await;
         let starts = !known.on_demand || self.is_owner(uuid).await;
         let is_started = starts && self.restore_alone(uuid, known).await;
         drop(place);
