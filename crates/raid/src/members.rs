@@ -244,6 +244,11 @@ impl Members {
         self.list.borrow().iter().flat_map(|member| &member.drive).for_each(|drive| drive.pull());
     }
 
+    /// It is over: nothing that fails now can be done later.
+    pub(crate) fn is_pulled(&self) -> bool {
+        self.pulled.get()
+    }
+
     pub(crate) fn view(&self) -> Option<Arc<View>> {
         self.view.borrow().clone()
     }
@@ -558,7 +563,7 @@ impl Members {
         }
         let (generation, fences) = (self.next_generation(), self.fencing.get());
         let targets = self.keepers();
-        if targets.is_empty() || self.pulled.get() {
+        if targets.is_empty() || self.is_pulled() {
             return Err(ArrayError::Lost);
         }
         self.fencing.set(false);

@@ -390,12 +390,14 @@ impl Array {
         Ok(())
     }
 
-    /// Makes a superblock durable. An error: it may be, or not, and the array stops, or has failed.
+    /// Makes a superblock durable. An error: it may be, or not, and the array stops, or has failed,
+    /// or is another host's.
     async fn save_for_sure(&self) -> Result<(), ArrayError> {
         let mut saved = self.members.save().await;
         let mut patience = self.reactor.now().after(PATIENCE);
         while let Err(error) = saved
             && !self.is_stopping()
+            && !self.members.is_pulled()
         {
             if error == ArrayError::NoSpace {
                 patience = self.reactor.now().after(PATIENCE);

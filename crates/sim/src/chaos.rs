@@ -75,7 +75,7 @@ pub async fn rage(life: Rc<Life>, mut prng: Prng) {
         };
         life.reactor.sleep(Duration::from_nanos(prng.below(longest))).await;
         // What drives have that wait for a start is all that there is.
-        let is_over = life.waits_for_start() || life.is_replaced();
+        let is_over = life.waits_for_start() || life.has_let_go();
         if life.working.get() == 0 || life.world.borrow().is_dark() || is_over {
             return;
         }

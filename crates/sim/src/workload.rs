@@ -133,9 +133,14 @@ impl Life {
         self.world.borrow().hosts.owner != self.place
     }
 
-    /// The fleet learns of its members what this host knows, unless another has the array.
+    /// Whether this host uses the array no longer: another has it, or is about to.
+    pub fn has_let_go(&self) -> bool {
+        self.is_replaced() || self.is_contested() && self.array.status().lost_to.is_some()
+    }
+
+    /// The fleet learns of its members what this host knows, unless that is of before.
     pub fn refresh_fleet(&self) {
-        if !self.is_replaced() {
+        if !self.has_let_go() {
             self.fleet.borrow_mut().refresh(&self.array.status());
         }
     }
