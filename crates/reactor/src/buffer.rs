@@ -20,6 +20,7 @@ use std::rc::{Rc, Weak};
 use smallvec::SmallVec;
 
 use crate::arena::{Arena, PIECE_BYTES_MAX, PIECE_BYTES_MIN, Piece};
+use crate::copy::copy;
 
 /// Alignment of engine memory in bytes: enough for O_DIRECT on every drive with 4 KiB sectors.
 pub const BUFFER_ALIGN: usize = 4096;
@@ -298,23 +299,23 @@ impl Buffer {
     /// Copies `from` here. Works on guest memory too; both must have one length.
     pub fn copy_from(&self, from: &Buffer) {
         assert!(self.len == from.len, "copy of {} bytes into {}", from.len, self.len);
-        // SAFETY: both ranges are mapped while their views live. `ptr::copy` allows overlap. A
-        // guest that races with this copy can only make its own bytes a mixture.
-        unsafe { std::ptr::copy(from.start.as_ptr(), self.start.as_ptr(), self.len) }
+        // SAFETY: both ranges are mapped while their views live. A guest that races with this copy
+        // can only make its own bytes a mixture.
+        unsafe { copy(from.start.as_ptr(), self.start.as_ptr(), self.len) }
     }
 
     /// Copies a slice of the same length here.
     pub fn copy_from_slice(&self, from: &[u8]) {
         assert!(self.len == from.len(), "copy of {} bytes into {}", from.len(), self.len);
         // SAFETY: as in `copy_from`.
-        unsafe { std::ptr::copy(from.as_ptr(), self.start.as_ptr(), self.len) }
+        unsafe { copy(from.as_ptr(), self.start.as_ptr(), self.len) }
     }
 
     /// Copies the bytes out to a slice of the same length.
     pub fn copy_to_slice(&self, to: &mut [u8]) {
         assert!(self.len == to.len(), "copy of {} bytes into {}", self.len, to.len());
         // SAFETY: as in `copy_from`.
-        unsafe { std::ptr::copy(self.start.as_ptr(), to.as_mut_ptr(), self.len) }
+        unsafe { copy(self.start.as_ptr(), to.as_mut_ptr(), self.len) }
     }
 
     pub fn fill_zero(&self) {

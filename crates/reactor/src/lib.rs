@@ -7,6 +7,7 @@
 //! Modules from lowest to highest; a module uses only those above it in this list.
 
 pub mod prng;
+mod copy;
 pub mod mapping;
 pub mod arena;
 pub mod histogram;
@@ -32,7 +33,6 @@ pub mod socket;
 mod doze;
 mod link;
 pub mod call;
-mod copy;
 mod ram;
 mod null;
 mod model;

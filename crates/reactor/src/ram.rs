@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use crate::buffer::{Buffer, Buffers};
-use crate::copy::copy_unread;
+use crate::copy::{copy, copy_unread};
 use crate::mapping::{Fill, Mapping, PageBytes};
 use crate::op::{Errno, Op, Outcome};
 
@@ -84,7 +84,7 @@ impl Ram {
         for piece in into.pieces() {
             // SAFETY: `place` checked the whole length; `piece` is mapped while its view lives.
             unsafe {
-                std::ptr::copy(from.as_ptr(), piece.as_ptr(), piece.len());
+                copy(from.as_ptr(), piece.as_ptr(), piece.len());
                 from = from.add(piece.len());
             }
         }

@@ -133,7 +133,7 @@ impl Life {
         self.world.borrow().hosts.owner != self.place
     }
 
-    /// Whether this host uses the array no longer: another has it, or is about to.
+    /// Whether this host uses the array no longer: another has it, or this one has found its lease.
     pub fn has_let_go(&self) -> bool {
         self.is_replaced() || self.is_contested() && self.array.status().lost_to.is_some()
     }

@@ -7,6 +7,7 @@
 use std::cell::{Cell, RefCell};
 use std::iter::Sum;
 use std::ops::Add;
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -216,10 +217,10 @@ impl Disk {
         self.counters.set(counters);
     }
 
-    /// Does one request from beginning to end.
+    /// Does one request from beginning to end. As [`Disk::serve_in`], it is to be pinned.
     pub(crate) async fn serve(&self, request: Request) -> Answer {
         let turn = self.turn(Toll::of(&request.operation)).await;
-        self.serve_in(turn, request).await
+        pin!(self.serve_in(turn, request)).await
     }
 
     /// Waits until a request may begin, which is taken up now.
@@ -259,7 +260,8 @@ impl Disk {
         std::ptr::from_ref(self).addr()
     }
 
-    /// Does a request that has waited for its turn.
+    /// Does a request that has waited for its turn. What does it is large, and `await` would move
+    /// it first: callers pin it where it is made.
     #[inline]
     pub(crate) async fn serve_in(&self, turn: Turn<'_>, request: Request) -> Answer {
         let Request { operation, permit } = request;

@@ -5,6 +5,8 @@
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use crate::copy::copy;
+
 /// Zeroed pages at one place.
 pub struct SharedMemory {
     start: NonNull<u8>,
@@ -71,14 +73,14 @@ impl SharedMemory {
         let place = self.place(offset, from.len());
         // SAFETY: `place` checked the range, the view keeps `from`. Guests that race with this mix
         // their own bytes.
-        unsafe { std::ptr::copy(from.as_ptr(), place, from.len()) };
+        unsafe { copy(from.as_ptr(), place, from.len()) };
     }
 
     /// The other way.
     pub(super) fn scatter(&self, offset: usize, to: &crate::buffer::Buffer) {
         let place = self.place(offset, to.len());
         // SAFETY: as in `gather`.
-        unsafe { std::ptr::copy(place, to.as_ptr(), to.len()) };
+        unsafe { copy(place, to.as_ptr(), to.len()) };
     }
 }
 

@@ -5,6 +5,7 @@
 //! and written with the rest of their sectors.
 
 use std::cell::Cell;
+use std::pin::pin;
 use std::rc::Rc;
 
 use ashlar_format::units::{SECTOR_BYTES, to_usize};
@@ -274,7 +275,7 @@ impl File {
 
     async fn perform(&self, operation: Operation) -> Result<(), Errno> {
         let permit = Permit::new(0);
-        match self.disk.serve(Request { operation, permit }).await.status {
+        match pin!(self.disk.serve(Request { operation, permit })).await.status {
             Status::Done => Ok(()),
             Status::NoSpace => Err(Errno(libc::ENOSPC)),
             Status::Failed | Status::Unsupported => Err(Errno(libc::EIO)),

@@ -137,9 +137,13 @@ impl Session {
         let session = self.clone();
         self.reactor().spawn(async move {
             work.await;
-            session.tasks.set(session.tasks.get() - 1);
-            session.ended.wake_all(session.reactor());
+            session.end_task();
         });
+    }
+
+    fn end_task(&self) {
+        self.tasks.set(self.tasks.get() - 1);
+        self.ended.wake_all(self.reactor());
     }
 
     /// Reads requests until the kernel sends no more.
@@ -191,7 +195,9 @@ impl Session {
             opcode::INTERRUPT => self.answer(&header, Err(Errno(libc::ENOSYS)), &[]),
             _ => {
                 self.reads.set(self.reads.get() + 1);
-                self.spawn(self.clone().serve_read(header, request));
+                self.tasks.set(self.tasks.get() + 1);
+                // Not by `spawn`: it is large, and would be moved from one task into another.
+                self.reactor().spawn(self.clone().serve_read(header, request));
             }
         }
     }
@@ -218,6 +224,7 @@ impl Session {
         }
         self.file.disk().told();
         self.reads.set(self.reads.get() - 1);
+        self.end_task();
     }
 
     /// Answers through `/dev/fuse`.

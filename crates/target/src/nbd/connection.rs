@@ -13,6 +13,7 @@
 
 use std::cell::Cell;
 use std::ops::ControlFlow;
+use std::pin::pin;
 use std::rc::Rc;
 use std::task::Poll;
 use std::time::Duration;
@@ -428,7 +429,7 @@ impl Connection {
     ) -> Option<Status> {
         let turn = self.disk.turn_while(wanted, Toll::of(&operation)).await?;
         let permit = Permit::new(u16::try_from(worker).expect("below REQUESTS_MAX"));
-        Some(self.disk.serve_in(turn, Request { operation, permit }).await.status)
+        Some(pin!(self.disk.serve_in(turn, Request { operation, permit })).await.status)
     }
 
     /// Sends replies, all that are there at a time. After an error they are let go unsent.

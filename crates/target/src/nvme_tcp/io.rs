@@ -2,6 +2,7 @@
 //!
 //! Sections are of the NVM Command Set Specification 1.0.
 
+use std::pin::pin;
 use std::rc::Rc;
 
 use ashlar_format::units::to_usize;
@@ -312,7 +313,7 @@ async fn do_in(
     failed: Status,
 ) -> Result<Reply, Status> {
     let request = Request { operation, permit: Permit::new(0) };
-    match namespace.disk.serve_in(turn, request).await.status {
+    match pin!(namespace.disk.serve_in(turn, request)).await.status {
         request::Status::Done => Ok(Status::SUCCESS.into()),
         request::Status::Failed => Err(failed),
         request::Status::NoSpace => Err(Status::CAPACITY_EXCEEDED),

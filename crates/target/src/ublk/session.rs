@@ -7,6 +7,7 @@
 use std::cell::Cell;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::pin::pin;
 use std::rc::Rc;
 
 use ashlar_format::units::{SECTOR_BYTES, to_usize};
@@ -294,7 +295,7 @@ impl Session {
 
     async fn perform_in(&self, turn: Turn<'_>, operation: Operation) -> Result<(), Errno> {
         let permit = Permit::new(0);
-        outcome(self.disk.serve_in(turn, Request { operation, permit }).await.status)
+        outcome(pin!(self.disk.serve_in(turn, Request { operation, permit })).await.status)
     }
 
     /// To the kernel's pages.
