@@ -584,7 +584,9 @@ impl Members {
         for (index, _) in still.iter().zip(&results).filter(|(_, result)| result.is_ok()) {
             self.list.borrow_mut()[index.index()].own.took(generation);
         }
-        let failed = self.may_fence(&still, &results);
+        // Of an array that is another host's nobody waits for space.
+        let heard = |error| if self.is_pulled() { ArrayError::Lost } else { error };
+        let failed = self.may_fence(&still, &results).map_err(heard);
         let is_durable = failed.is_ok() && still.len() == targets.len();
         // Some may have it now: it still is not durable on all.
         self.fencing.set(self.fencing.get() || fences && !is_durable);

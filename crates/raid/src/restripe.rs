@@ -410,7 +410,6 @@ impl Array {
             self.pause(RETRY_AFTER).await;
             saved = self.members.settled().await;
         }
-        // Whatever the last try met: of an array that is another host's nobody waits for space.
-        if self.members.is_pulled() { saved.map_err(|_| ArrayError::Lost) } else { saved }
+        saved
     }
 }
