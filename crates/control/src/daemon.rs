@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use ashlar_reactor::cores::{Core, CoreError};
 use ashlar_reactor::uring;
+use ashlar_target::unix_socket;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::net::UnixListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -91,7 +92,7 @@ pub async fn serve(settings: Settings) -> Answer<()> {
         () = signals.first() => Err(Refusal::failed("ended while starting")),
     };
     if let Err(refusal) = restored {
-        remove_socket(&path);
+        unix_socket::remove(&path);
         std::mem::forget(host);
         return Err(refusal);
     }
@@ -115,7 +116,7 @@ pub async fn serve(settings: Settings) -> Answer<()> {
         watcher.abort();
         drop(tell_server);
         let _ = tokio::time::timeout(GOODBYE, server).await;
-        remove_socket(&path);
+        unix_socket::remove(&path);
         return upgrade(&host, &binary, &mut signals).await;
     }
     tracing::info!("stopping: exports are drained, arrays flushed; a second signal ends at once");
@@ -127,7 +128,7 @@ pub async fn serve(settings: Settings) -> Answer<()> {
     watcher.abort();
     drop(tell_server);
     let _ = tokio::time::timeout(GOODBYE, server).await;
-    remove_socket(&path);
+    unix_socket::remove(&path);
     tracing::info!("stopped");
     // A reactor whose drive hangs would keep us from ending; all that matters is on drives now.
     std::mem::forget(host);
@@ -250,12 +251,6 @@ fn listen(path: &Path) -> Answer<UnixListener> {
         Refusal::failed(format!("{} cannot be listened on: {error}", path.display()))
             .fix("name another --socket")
     })
-}
-
-fn remove_socket(path: &Path) {
-    if let Err(error) = std::fs::remove_file(path) {
-        tracing::warn!("the socket {} cannot be removed: {error}", path.display());
-    }
 }
 
 struct Signals {

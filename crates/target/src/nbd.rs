@@ -146,7 +146,7 @@ impl Drop for NbdExport {
 impl NbdSpec {
     fn remove_socket(&self) {
         if let Some(path) = &self.socket {
-            let _ = std::fs::remove_file(path);
+            unix_socket::remove(path);
         }
     }
 }

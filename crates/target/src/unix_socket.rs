@@ -58,7 +58,7 @@ pub(crate) fn bind(path: &Path, backlog: i32, access: Access) -> Result<UnixList
     let given = if is_usual { Ok(()) } else { give(path, access) };
     let given = given.map_err(|error| BindError::Access(error.into()));
     let listens = given.and_then(|()| Ok(rustix::net::listen(&socket, backlog)?));
-    listens.inspect_err(|_| drop(std::fs::remove_file(path)))?;
+    listens.inspect_err(|_| remove(path))?;
     Ok(UnixListener::from(socket))
 }
 
@@ -75,6 +75,18 @@ fn bind_replacing(path: &Path) -> Result<OwnedFd, BindError> {
     }
     std::fs::remove_file(path)?;
     Ok(bind_new(path)?)
+}
+
+/// Removes the socket of who stops to listen at `path`. What somebody has put in its place stays.
+pub fn remove(path: &Path) {
+    let removed = match std::fs::symlink_metadata(path) {
+        Ok(there) if there.file_type().is_socket() => std::fs::remove_file(path),
+        Ok(_) => Err(std::io::Error::other("it is not a socket any more")),
+        Err(error) => Err(error),
+    };
+    if let Err(error) = removed {
+        tracing::warn!(path = %path.display(), %error, "the socket is not removed");
+    }
 }
 
 /// Whether somebody has the socket at `path`; else the file is what a process before left.
@@ -142,6 +154,20 @@ mod tests {
 
     fn path(name: &str) -> std::path::PathBuf {
         std::env::temp_dir().join(format!("ashlar-{name}-{}.sock", std::process::id()))
+    }
+
+    #[test]
+    fn what_took_the_place_of_a_socket_stays() {
+        let path = path("remove");
+        drop(bind(&path, 4, Access::default()).unwrap());
+        std::fs::remove_file(&path).unwrap();
+        std::fs::write(&path, "precious").unwrap();
+        remove(&path);
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
+        std::fs::remove_file(&path).unwrap();
+        drop(bind(&path, 4, Access::default()).unwrap());
+        remove(&path);
+        assert!(!path.exists());
     }
 
     #[test]

@@ -117,9 +117,7 @@ impl VhostExport {
         spec: ExportSpec,
         started: Result<Started, ExportError>,
     ) -> Result<VhostExport, ExportError> {
-        let (lines, ends, thread) = started.inspect_err(|_| {
-            let _ = std::fs::remove_file(&spec.socket);
-        })?;
+        let (lines, ends, thread) = started.inspect_err(|_| unix_socket::remove(&spec.socket))?;
         Ok(VhostExport { spec, lines, ends, thread: Some(thread) })
     }
 
@@ -197,7 +195,7 @@ impl VhostExport {
         let Some(thread) = self.thread.take() else { return };
         self.ends.stop();
         let _ = thread.handle.join();
-        let _ = std::fs::remove_file(&self.spec.socket);
+        unix_socket::remove(&self.spec.socket);
         self.lines.withdraw();
     }
 

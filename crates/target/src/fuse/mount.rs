@@ -88,8 +88,10 @@ impl Drop for Mount {
         if self.mounted {
             self.end();
         }
-        if self.made {
-            let _ = std::fs::remove_file(&self.path);
+        if self.made
+            && let Err(error) = remove_place(&self.path)
+        {
+            tracing::warn!(path = %self.path.display(), %error, "the file is not removed");
         }
     }
 }
@@ -156,6 +158,15 @@ fn make_place(path: &Path) -> Result<bool, MountError> {
         }
         Err(error) => Err(of(error)),
     }
+}
+
+/// Removes the file that was made to mount over, unless somebody has put another there since.
+fn remove_place(path: &Path) -> io::Result<()> {
+    // Nobody is asked: should it still be mounted, nobody answers.
+    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_DONT_SYNC;
+    let there = statx(CWD, path, flags, StatxFlags::TYPE | StatxFlags::SIZE)?;
+    check_place(path, &there).map_err(io::Error::other)?;
+    std::fs::remove_file(path)
 }
 
 /// What a daemon that was killed has left goes: its mount, and the file beneath it.

@@ -326,6 +326,20 @@ fn an_export_that_ends_takes_the_file_away_from_its_users() {
     }
 }
 
+/// Who unmounts the file by hand, and writes where it was, keeps what was written.
+#[test]
+fn what_took_the_place_of_the_file_stays() {
+    use rustix::mount::{UnmountFlags, unmount};
+    let rig = Rig::new(Level::Raid1, 2, DATA);
+    for may_ring in ways() {
+        let mut served = Served::new(&rig, may_ring);
+        unmount(served.path(), UnmountFlags::DETACH).unwrap();
+        std::fs::write(served.path(), "precious").unwrap();
+        drop(served.export.take());
+        assert_eq!(std::fs::read_to_string(served.path()).unwrap(), "precious");
+    }
+}
+
 /// A container, or whoever has bound the file to another name, does not keep the host's mount busy.
 #[test]
 fn an_export_that_ends_takes_the_file_away_wherever_else_it_is_mounted() {
