@@ -258,7 +258,9 @@ pub async fn read_bytes(
 ) -> Result<Vec<u8>, DriveError> {
     let buffer = reactor.buffer(to_usize(len));
     drive.read(offset, buffer.clone().into()).await?;
-    Ok(buffer.bytes().to_vec())
+    let mut bytes = Vec::with_capacity(buffer.len());
+    buffer.append_to(&mut bytes);
+    Ok(bytes)
 }
 
 #[cfg(test)]

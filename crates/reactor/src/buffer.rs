@@ -318,6 +318,17 @@ impl Buffer {
         unsafe { copy(self.start.as_ptr(), to.as_mut_ptr(), self.len) }
     }
 
+    /// Copies the bytes to the end of a vector.
+    pub fn append_to(&self, to: &mut Vec<u8>) {
+        to.reserve(self.len);
+        let end = to.len();
+        // SAFETY: as in `copy_from`; there is room for them behind the end.
+        unsafe {
+            copy(self.start.as_ptr(), to.as_mut_ptr().add(end), self.len);
+            to.set_len(end + self.len);
+        }
+    }
+
     pub fn fill_zero(&self) {
         // SAFETY: as in `copy_from`.
         unsafe { std::ptr::write_bytes(self.start.as_ptr(), 0, self.len) }

@@ -299,7 +299,7 @@ impl Array {
                 let read =
                     if step == BLOCK { drive.probe(home, into) } else { drive.read(home, into) };
                 match read.await {
-                    Ok(()) => bytes.extend_from_slice(part.bytes()),
+                    Ok(()) => part.append_to(bytes),
                     Err(_) if step == BLOCK => {
                         gaps.0.push(at);
                         bytes.resize(bytes.len() + part.len(), 0);
