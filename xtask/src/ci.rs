@@ -28,7 +28,7 @@ const STEPS: [(&str, &str); 11] = [
     ("simulator", SIM),
     ("single faults", SINGLE_FAULTS),
     ("guests", GUESTS),
-    // All studies of the lab, shortened, beside its own tests.
+    // Studies of the lab, one of each kind and shortened, beside its own tests.
     ("lab", "make -s test-lab"),
     // Last, so that the test runner's own summary ends the output. Of benchmarks, only their own
     // tests.
@@ -37,7 +37,7 @@ const STEPS: [(&str, &str); 11] = [
 
 /// What CI has no time for, after what it runs: the same for longer, with other seeds each night,
 /// and what is run by hand elsewhere.
-const NIGHTLY: [(&str, &str); 9] = [
+const NIGHTLY: [(&str, &str); 10] = [
     ("many seeds", "cargo xtask sim --seeds 200000"),
     ("many single faults", "cargo xtask sim --enumerate 7"),
     ("kills", "cargo test -p ashlar-control --test resume --locked"),
@@ -50,6 +50,7 @@ const NIGHTLY: [(&str, &str); 9] = [
         "python3 -W ignore -m unittest -v tests.test_resume tests.test_nvme tests.test_nvme_tcp \
          tests.test_ublk tests.test_migrate tests.test_powercut",
     ),
+    ("studies of the lab", "env ASHLAR_STUDIES=all make -s test-lab"),
     ("power cuts", "cargo xtask powercut --rounds 50"),
 ];
 /// How long, or how often, tests do what they do for moments otherwise.
