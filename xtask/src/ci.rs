@@ -37,7 +37,7 @@ const STEPS: [(&str, &str); 11] = [
 
 /// What CI has no time for, after what it runs: the same for longer, with other seeds each night,
 /// and what is run by hand elsewhere.
-const NIGHTLY: [(&str, &str); 10] = [
+const NIGHTLY: [(&str, &str); 9] = [
     ("many seeds", "cargo xtask sim --seeds 200000"),
     ("many single faults", "cargo xtask sim --enumerate 7"),
     ("kills", "cargo test -p ashlar-control --test resume --locked"),
@@ -50,11 +50,11 @@ const NIGHTLY: [(&str, &str); 10] = [
         "python3 -W ignore -m unittest -v tests.test_resume tests.test_nvme tests.test_nvme_tcp \
          tests.test_ublk tests.test_migrate tests.test_powercut",
     ),
-    ("studies of the lab", "env ASHLAR_STUDIES=all make -s test-lab"),
     ("power cuts", "cargo xtask powercut --rounds 50"),
 ];
-/// How long, or how often, tests do what they do for moments otherwise.
-const LONGER: [(&str, &str); 2] = [("ASHLAR_KILL_SECONDS", "120"), ("ASHLAR_RESUMES", "50")];
+/// How long, how often, or with how much, tests do what they do for moments otherwise.
+const LONGER: [(&str, &str); 3] =
+    [("ASHLAR_KILL_SECONDS", "120"), ("ASHLAR_RESUMES", "50"), ("ASHLAR_STUDIES", "all")];
 
 /// Runs all steps, and says how long each took. Stops at the first failure.
 pub fn run(is_nightly: bool) -> ExitCode {

@@ -258,7 +258,7 @@ pub async fn read_bytes(
 ) -> Result<Vec<u8>, DriveError> {
     let buffer = reactor.buffer(to_usize(len));
     drive.read(offset, buffer.clone().into()).await?;
-    let mut bytes = Vec::with_capacity(buffer.len());
+    let mut bytes = Vec::new();
     buffer.append_to(&mut bytes);
     Ok(bytes)
 }

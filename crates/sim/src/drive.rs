@@ -25,24 +25,20 @@ const SECTORS_PER_BLOCK: usize = BLOCK_BYTES / SECTOR_BYTES;
 const GOOD_AFTER_TRANSIENT: u32 = 64;
 
 pub type Block = [u8; BLOCK_BYTES];
-/// As drives keep it, at the edge of a line: buffers are, too, and copies between places that
-/// differ by less take 25 times as long on some processors (glibc, bug 30994).
-#[repr(align(64))]
-struct Kept(Block);
 pub const ZEROES: Block = [0; BLOCK_BYTES];
 /// Blocks that a thread keeps for its next drives; more go back to the allocator.
 const SHELF_BLOCKS_MAX: usize = 1 << 14;
 
 thread_local! {
     /// Memory of blocks that were let go: one seed after the other works in the same.
-    static SHELF: RefCell<Vec<Rc<Kept>>> = const { RefCell::new(Vec::new()) };
+    static SHELF: RefCell<Vec<Rc<Block>>> = const { RefCell::new(Vec::new()) };
     /// What a drive holds where it was never written, though not zeroes.
-    static LITTER: Rc<Kept> = Rc::new(Kept([0x5a; BLOCK_BYTES]));
+    static LITTER: Rc<Block> = Rc::new([0x5a; BLOCK_BYTES]);
 }
 
 /// What stands in a block. `None`: all zero.
 #[derive(Default)]
-struct Content(Option<Rc<Kept>>);
+struct Content(Option<Rc<Block>>);
 
 impl Content {
     fn litter() -> Content {
@@ -52,20 +48,19 @@ impl Content {
     /// In memory of its own, which holds anything until `fill` has written all of it.
     fn filled(fill: impl FnOnce(&mut Block)) -> Content {
         let taken = SHELF.with_borrow_mut(Vec::pop);
-        let mut block = taken.unwrap_or_else(|| Rc::new(Kept(ZEROES)));
-        let kept = Rc::get_mut(&mut block).expect("what lies on the shelf is nobody's");
-        fill(&mut kept.0);
+        let mut block = taken.unwrap_or_else(|| Rc::new(ZEROES));
+        fill(Rc::get_mut(&mut block).expect("what lies on the shelf is nobody's"));
         Content(Some(block))
     }
 
     fn bytes(&self) -> &Block {
-        self.0.as_ref().map_or(&ZEROES, |kept| &kept.0)
+        self.0.as_deref().unwrap_or(&ZEROES)
     }
 }
 
 impl Drop for Content {
     fn drop(&mut self) {
-        let own = |block: &Rc<Kept>| Rc::strong_count(block) == 1;
+        let own = |block: &Rc<Block>| Rc::strong_count(block) == 1;
         if let Some(block) = self.0.take().filter(own) {
             SHELF.with_borrow_mut(|shelf| {
                 if shelf.len() < SHELF_BLOCKS_MAX {
@@ -406,7 +401,7 @@ impl SimDrive {
                 let end = part.at + part.inside.len();
                 if let Some(block) = &self.blocks[part.block].0 {
                     piece.slice(zeroed..part.at).fill_zero();
-                    piece.slice(part.at..end).copy_from_slice(&block.0[part.inside]);
+                    piece.slice(part.at..end).copy_from_slice(&block[part.inside]);
                     zeroed = end;
                 }
             }
@@ -419,10 +414,7 @@ impl SimDrive {
     /// The block at `offset` as the drive shows it, for checkers; `None`: all zero.
     pub fn block(&self, offset: u64) -> Option<&Block> {
         assert!(offset.is_multiple_of(BLOCK_BYTES as u64));
-        self.blocks[usize::try_from(offset).expect("small drives") / BLOCK_BYTES]
-            .0
-            .as_ref()
-            .map(|kept| &kept.0)
+        self.blocks[usize::try_from(offset).expect("small drives") / BLOCK_BYTES].0.as_deref()
     }
 
     /// The bytes that the drive shows, for checkers.

@@ -162,10 +162,8 @@ fn make_place(path: &Path) -> Result<bool, MountError> {
 
 /// Removes the file that was made to mount over, unless somebody has put another there since.
 fn remove_place(path: &Path) -> io::Result<()> {
-    // Nobody is asked: should it still be mounted, nobody answers.
-    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_DONT_SYNC;
-    let there = statx(CWD, path, flags, StatxFlags::TYPE | StatxFlags::SIZE)?;
-    check_place(path, &there).map_err(io::Error::other)?;
+    // Should it still be mounted, nobody answers.
+    check_place(path, &look_unasked(path)?).map_err(io::Error::other)?;
     std::fs::remove_file(path)
 }
 
@@ -196,10 +194,9 @@ fn detach_dead(path: &Path) -> io::Result<bool> {
     Ok(true)
 }
 
-/// Which device the file is on, by its numbers. Nothing is asked of the file: nobody may answer.
+/// Which device the file is on, by its numbers.
 fn device_at(path: &Path) -> io::Result<(u32, u32)> {
-    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_DONT_SYNC;
-    let there = statx(CWD, path, flags, StatxFlags::empty())?;
+    let there = look_unasked(path)?;
     Ok((there.stx_dev_major, there.stx_dev_minor))
 }
 
@@ -215,7 +212,16 @@ fn is_ours(mounts: &str, (major, minor): (u32, u32)) -> bool {
 
 /// What is there now: what the kernel remembers of a file may be of a daemon that is dead by now.
 fn look(path: &Path) -> io::Result<Statx> {
-    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_FORCE_SYNC;
+    look_as(path, AtFlags::STATX_FORCE_SYNC)
+}
+
+/// What the kernel knows. Nothing is asked of the file: nobody may answer.
+fn look_unasked(path: &Path) -> io::Result<Statx> {
+    look_as(path, AtFlags::STATX_DONT_SYNC)
+}
+
+fn look_as(path: &Path, sync: AtFlags) -> io::Result<Statx> {
+    let flags = AtFlags::SYMLINK_NOFOLLOW | sync;
     Ok(statx(CWD, path, flags, StatxFlags::TYPE | StatxFlags::SIZE)?)
 }
 
