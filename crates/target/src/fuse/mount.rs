@@ -163,7 +163,8 @@ fn make_place(path: &Path) -> Result<bool, MountError> {
 /// Removes the file that was made to mount over, unless somebody has put another there since.
 fn remove_place(path: &Path) -> io::Result<()> {
     // Should it still be mounted, nobody answers.
-    check_place(path, &look_unasked(path)?).map_err(io::Error::other)?;
+    let is_other = |_| io::Error::other("it is not an empty file any more");
+    check_place(path, &look_unasked(path)?).map_err(is_other)?;
     std::fs::remove_file(path)
 }
 
