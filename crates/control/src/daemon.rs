@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use ashlar_reactor::cores::{Core, CoreError};
 use ashlar_reactor::uring;
-use ashlar_target::unix_socket;
+use ashlar_target::unix_socket::SocketFile;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::net::UnixListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -78,6 +78,7 @@ pub async fn serve(settings: Settings) -> Answer<()> {
         .map_err(|error| Refusal::invalid(format!("the socket's path: {error}")))?;
     let mut signals = Signals::catch()?;
     let listener = listen(&path)?;
+    let file = SocketFile::of(&path);
     let exports_directory = path.parent().unwrap_or(Path::new("/")).join("export");
     let names = machine::host(settings.host_id, &directory)?;
     let cores = start_cores(&settings)?;
@@ -92,7 +93,7 @@ pub async fn serve(settings: Settings) -> Answer<()> {
         () = signals.first() => Err(Refusal::failed("ended while starting")),
     };
     if let Err(refusal) = restored {
-        unix_socket::remove(&path);
+        file.remove();
         std::mem::forget(host);
         return Err(refusal);
     }
@@ -114,9 +115,9 @@ pub async fn serve(settings: Settings) -> Answer<()> {
     };
     if let Some(binary) = wanted {
         watcher.abort();
+        file.remove();
         drop(tell_server);
         let _ = tokio::time::timeout(GOODBYE, server).await;
-        unix_socket::remove(&path);
         return upgrade(&host, &binary, &mut signals).await;
     }
     tracing::info!("stopping: exports are drained, arrays flushed; a second signal ends at once");
@@ -126,9 +127,9 @@ pub async fn serve(settings: Settings) -> Answer<()> {
         () = signals.first() => end_at_once(),
     };
     watcher.abort();
+    file.remove();
     drop(tell_server);
     let _ = tokio::time::timeout(GOODBYE, server).await;
-    unix_socket::remove(&path);
     tracing::info!("stopped");
     // A reactor whose drive hangs would keep us from ending; all that matters is on drives now.
     std::mem::forget(host);

@@ -11,6 +11,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
 
 use crate::api::array::{Array, ArrayState, JournalReplay, Progress, ScrubState};
+use crate::api::export::ExportState;
 use crate::api::status::Status;
 use crate::api::traffic::{Requests, Traffic};
 
@@ -220,6 +221,13 @@ impl Page<'_> {
         let counted = status.exports.iter().filter(|its| its.traffic.is_some());
         let errors = counted.map(|its| (vec![("export", its.name.as_str())], its.counters.errors));
         self.counter("export_errors", "Requests that were answered with an error", errors)?;
+        let states = status.exports.iter().flat_map(|its| {
+            EXPORT_STATES.map(|state| {
+                let labels = vec![("export", its.name.as_str()), ("state", state.name())];
+                (labels, u64::from(its.state == state))
+            })
+        });
+        self.gauge("export_state", "1 for the state that the export is in", states)?;
         let queues = status
             .exports
             .iter()
@@ -323,6 +331,9 @@ impl Page<'_> {
     }
 }
 
+const EXPORT_STATES: [ExportState; 3] =
+    [ExportState::Listening, ExportState::Connected, ExportState::Down];
+
 const STATES: [(ArrayState, &str); 5] = [
     (ArrayState::Optimal, "optimal"),
     (ArrayState::Degraded, "degraded"),
@@ -387,7 +398,8 @@ mod tests {
             socket_access: None,
             queues: Some(1),
             serial: None,
-            state: crate::api::export::ExportState::Connected,
+            state: ExportState::Connected,
+            lost: None,
             error: None,
             limits: Default::default(),
             queues_active: 1,
@@ -473,12 +485,20 @@ mod tests {
         let mut status = status();
         let mut down = status.exports[0].clone();
         down.name = "down".into();
-        down.state = crate::api::export::ExportState::Down;
+        down.state = ExportState::Down;
         (down.traffic, down.counters, down.queues_active) = (None, Default::default(), 0);
         status.exports.push(down);
         let text = text(status).unwrap();
-        let of_it: Vec<_> = text.lines().filter(|its| its.contains("\"down\"")).collect();
-        assert_eq!(of_it, [r#"ashlar_export_queues_active{export="down"} 0"#]);
+        let of_it: Vec<_> = text.lines().filter(|its| its.contains(r#"{export="down""#)).collect();
+        assert_eq!(
+            of_it,
+            [
+                r#"ashlar_export_state{export="down",state="listening"} 0"#,
+                r#"ashlar_export_state{export="down",state="connected"} 0"#,
+                r#"ashlar_export_state{export="down",state="down"} 1"#,
+                r#"ashlar_export_queues_active{export="down"} 0"#,
+            ]
+        );
         assert!(text.contains(r#"ashlar_export_errors_total{export="pg"} 5"#), "{text}");
     }
 }

@@ -10,11 +10,12 @@ mod daemon;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::process::Command;
 
 use daemon::Daemon;
+use serde_json::Value;
 
 const BYTES: u64 = 16 << 20;
 
@@ -238,6 +239,66 @@ fn nbd_client(daemon: &Daemon, socket: &str, export: &str) -> UnixStream {
     stream.write_all(&words).unwrap();
     stream.read_exact(&mut [0; 10]).unwrap();
     stream
+}
+
+/// Whoever took it away, and whatever was put there.
+#[test]
+fn a_place_that_is_lost_is_told_and_made_anew_once_nobody_is_connected() {
+    let daemon = with_volume();
+    daemon.ok("export create v --volume v --path @/v.sock");
+    daemon.ok("export create n --volume v --kind nbd --path @/n.sock");
+    let problems = || daemon.json("status")["problems"].to_string();
+    for name in ["v", "n"] {
+        let (path, show) = (daemon.path(&format!("{name}.sock")), format!("export show {name}"));
+        std::fs::remove_file(&path).unwrap();
+        daemon.wait_for(&show, |_| path.exists());
+        daemon.wait_for(&show, |export| export["state"] == "listening");
+        std::fs::remove_file(&path).unwrap();
+        std::fs::write(&path, "precious").unwrap();
+        let why = |export: &Value| export["error"].as_str().unwrap_or_default().to_owned();
+        daemon.wait_for(&show, |export| why(export).contains("is not a socket"));
+        assert!(problems().contains(&format!("export {name} is down")), "{}", problems());
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
+        std::fs::remove_file(&path).unwrap();
+        daemon.wait_for(&show, |export| export["state"] == "listening");
+        assert_eq!(problems(), "[]");
+    }
+    let client = nbd_client(&daemon, "n.sock", "n");
+    daemon.wait_for("export show n", |export| export["state"] == "connected");
+    std::fs::remove_file(daemon.path("n.sock")).unwrap();
+    let other = UnixListener::bind(daemon.path("n.sock")).unwrap();
+    let export = daemon.json("export show n");
+    assert_eq!(export["state"], "connected");
+    assert!(export["lost"].as_str().unwrap().contains("taken the place"), "{export}");
+    assert!(problems().contains("once nobody is, it is made anew"), "{}", problems());
+    drop(client);
+    daemon.wait_for("export show n", |export| export["error"].to_string().contains("in use"));
+    drop(other);
+    daemon.wait_unused("n");
+    drop(nbd_client(&daemon, "n.sock", "n"));
+}
+
+#[test]
+fn a_file_that_was_unmounted_is_mounted_again_and_what_is_mounted_over_it_stays() {
+    if !rustix::process::geteuid().is_root() {
+        return daemon::not_tried("mounting takes root");
+    }
+    let daemon = with_volume();
+    let path = daemon.path("f");
+    let at = path.to_str().unwrap();
+    daemon.ok("export create f --volume v --kind fuse --path @/f");
+    tool("umount", &[at]);
+    let len = || path.metadata().map_or(0, |its| its.len());
+    daemon.wait_for("export show f", |export| export["state"] == "listening" && len() == BYTES);
+    let other = daemon.path("other");
+    std::fs::write(&other, "precious").unwrap();
+    let bound = Bound::new(other.to_str().unwrap(), at);
+    daemon.wait_for("export show f", |export| {
+        export["error"].to_string().contains("is not an empty file")
+    });
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
+    drop(bound);
+    daemon.ok("export delete f");
 }
 
 /// Clients of network block devices are not handed to another program.

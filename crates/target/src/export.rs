@@ -26,13 +26,16 @@ pub struct Part {
 pub enum ExportError {
     #[error("{0}")]
     Spec(String),
-    #[error("{0} is in use by another process; stop it, or choose another path")]
+    #[error("{0} is in use by another process")]
     Busy(PathBuf),
     /// The device of this path.
     #[error("{0} is held by the process that served it last")]
     Held(PathBuf),
-    #[error("{0} exists and is not a socket; remove it, or choose another path")]
+    #[error("{0} exists and is not a socket")]
     NotSocket(PathBuf),
+    /// What kept a file from being made and mounted, and what to do.
+    #[error("{0}")]
+    File(String),
     #[error("cannot listen at {path}: {error}")]
     Socket { path: PathBuf, error: std::io::Error },
     #[error("{path} cannot be given to another user or group: {error}")]
@@ -58,6 +61,8 @@ pub struct ExportStatus {
     pub traffic: traffic::Report,
     /// How the front end and its initiators reach each other, where there are several ways.
     pub way: Option<String>,
+    /// Why nobody new finds it, though it is served: what it has made in the file system is gone.
+    pub lost: Option<String>,
     /// The last thing that went wrong, if anything did.
     pub last_error: Option<String>,
 }
@@ -98,6 +103,7 @@ impl ExportStatus {
             counters: parts.iter().map(|part| part.counters).sum(),
             traffic: parts.iter().map(|part| part.traffic).sum(),
             way: None,
+            lost: None,
             last_error: parts.into_iter().find_map(|part| part.trouble).map(|its| its.to_string()),
         }
     }

@@ -139,7 +139,8 @@ impl Export for FuseExport {
                 Some(format!("io_uring, {queues} queues of {entries} entries"))
             }
         };
-        Some(ExportStatus { way, ..ExportStatus::of(vec![part]) })
+        let lost = self.mount.as_ref().and_then(Mount::lost);
+        Some(ExportStatus { way, lost, ..ExportStatus::of(vec![part]) })
     }
 
     /// The kernel asks for the size again every second; a loop device is told by `losetup -c`.
@@ -165,5 +166,5 @@ pub fn forget(path: &Path) -> Result<(), ExportError> {
 }
 
 fn refusal(error: MountError) -> ExportError {
-    ExportError::Spec(error.to_string())
+    ExportError::File(error.to_string())
 }

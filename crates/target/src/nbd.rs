@@ -78,11 +78,11 @@ impl NbdExport {
         }
         // Last, since it leaves something behind.
         if let Some(path) = &spec.socket {
-            let listener =
+            let (listener, file) =
                 unix_socket::bind(path, BACKLOG, spec.access).map_err(|error| error.of(path))?;
-            listeners.push(Listener::Unix(listener));
+            listeners.push(Listener::Unix(listener, file));
         }
-        let remove = |_: &ExportError| spec.remove_socket();
+        let remove = |_: &ExportError| listeners.iter().for_each(Listener::remove_file);
         let lines = start_posts(parts, count, &spec).inspect_err(remove)?;
         let mut export = NbdExport { spec, lines, stopping: Arc::default(), listeners: Vec::new() };
         for listener in listeners {
@@ -105,14 +105,15 @@ impl NbdExport {
     pub fn address(&self) -> Option<SocketAddr> {
         self.listeners.iter().find_map(|(listener, _)| match &**listener {
             Listener::Tcp(listener) => listener.local_addr().ok(),
-            Listener::Unix(_) => None,
+            Listener::Unix(..) => None,
         })
     }
 }
 
 impl Export for NbdExport {
     fn status(&self) -> Option<ExportStatus> {
-        Some(ExportStatus::of(self.lines.ask_all(Post::status).ok()?))
+        let lost = self.listeners.iter().find_map(|(listener, _)| listener.file()?.lost());
+        Some(ExportStatus { lost, ..ExportStatus::of(self.lines.ask_all(Post::status).ok()?) })
     }
 
     /// The protocol has no way to tell: clients see it when they connect again. Requests beyond
@@ -129,6 +130,7 @@ impl Drop for NbdExport {
     fn drop(&mut self) {
         for (listener, _) in &self.listeners {
             listener.stop(&self.stopping);
+            listener.remove_file();
         }
         let close = |post: Rc<Post>| async move { post.close().await };
         if self.lines.ask_all_and_wait(close).is_err() {
@@ -138,16 +140,7 @@ impl Drop for NbdExport {
         for (_, thread) in self.listeners.drain(..) {
             let _ = thread.join();
         }
-        self.spec.remove_socket();
         self.lines.withdraw();
-    }
-}
-
-impl NbdSpec {
-    fn remove_socket(&self) {
-        if let Some(path) = &self.socket {
-            unix_socket::remove(path);
-        }
     }
 }
 

@@ -2,9 +2,9 @@
 
 use std::fs::Permissions;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
@@ -32,6 +32,52 @@ impl Default for Access {
     }
 }
 
+/// The file that leads to a socket. Which one it is holds for as long as the socket is open: the
+/// kernel keeps the file for that, even without a name.
+#[derive(Debug)]
+pub struct SocketFile {
+    path: PathBuf,
+    /// Device and inode.
+    file: Option<(u64, u64)>,
+}
+
+impl SocketFile {
+    /// Of a socket that has just been bound to `path`, or that has come from another process.
+    pub fn of(path: &Path) -> SocketFile {
+        SocketFile { path: path.to_owned(), file: socket_at(path).ok().flatten() }
+    }
+
+    /// Why nobody finds the socket any more; `None`: it can be found.
+    pub fn lost(&self) -> Option<String> {
+        let path = self.path.display();
+        match socket_at(&self.path) {
+            Ok(there) if there.is_some() && there == self.file => None,
+            Ok(_) => Some(format!("something else has taken the place of its socket {path}")),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                Some(format!("its socket {path} was removed"))
+            }
+            Err(error) => Some(format!("its socket {path} is not found: {error}")),
+        }
+    }
+
+    /// Removes it, while the socket is open still. What somebody has put in its place stays.
+    pub fn remove(&self) {
+        let removed = match self.lost() {
+            None => std::fs::remove_file(&self.path).map_err(|error| error.to_string()),
+            Some(lost) => Err(lost),
+        };
+        if let Err(error) = removed {
+            tracing::warn!(path = %self.path.display(), "the socket is not removed: {error}");
+        }
+    }
+}
+
+/// Which file is there, if that is a socket.
+fn socket_at(path: &Path) -> std::io::Result<Option<(u64, u64)>> {
+    let there = std::fs::symlink_metadata(path)?;
+    Ok(there.file_type().is_socket().then(|| (there.dev(), there.ino())))
+}
+
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum BindError {
     #[error("someone listens on it already")]
@@ -52,14 +98,19 @@ impl From<Errno> for BindError {
 
 /// Listens at `path`, with room for `backlog` that wait. A socket file that nobody listens on is
 /// replaced. Who has no access never had it: nobody can connect before it listens.
-pub(crate) fn bind(path: &Path, backlog: i32, access: Access) -> Result<UnixListener, BindError> {
+pub(crate) fn bind(
+    path: &Path,
+    backlog: i32,
+    access: Access,
+) -> Result<(UnixListener, SocketFile), BindError> {
     let socket = bind_replacing(path)?;
+    let file = SocketFile::of(path);
     let is_usual = access == Access::default();
     let given = if is_usual { Ok(()) } else { give(path, access) };
     let given = given.map_err(|error| BindError::Access(error.into()));
     let listens = given.and_then(|()| Ok(rustix::net::listen(&socket, backlog)?));
-    listens.inspect_err(|_| remove(path))?;
-    Ok(UnixListener::from(socket))
+    listens.inspect_err(|_| file.remove())?;
+    Ok((UnixListener::from(socket), file))
 }
 
 fn bind_replacing(path: &Path) -> Result<OwnedFd, BindError> {
@@ -75,18 +126,6 @@ fn bind_replacing(path: &Path) -> Result<OwnedFd, BindError> {
     }
     std::fs::remove_file(path)?;
     Ok(bind_new(path)?)
-}
-
-/// Removes the socket of who stops to listen at `path`. What somebody has put in its place stays.
-pub fn remove(path: &Path) {
-    let removed = match std::fs::symlink_metadata(path) {
-        Ok(there) if there.file_type().is_socket() => std::fs::remove_file(path),
-        Ok(_) => Err(std::io::Error::other("it is not a socket any more")),
-        Err(error) => Err(error),
-    };
-    if let Err(error) = removed {
-        tracing::warn!(path = %path.display(), %error, "the socket is not removed");
-    }
 }
 
 /// Whether somebody has the socket at `path`; else the file is what a process before left.
@@ -150,7 +189,6 @@ impl BindError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::MetadataExt;
 
     fn path(name: &str) -> std::path::PathBuf {
         std::env::temp_dir().join(format!("ashlar-{name}-{}.sock", std::process::id()))
@@ -159,14 +197,21 @@ mod tests {
     #[test]
     fn what_took_the_place_of_a_socket_stays() {
         let path = path("remove");
-        drop(bind(&path, 4, Access::default()).unwrap());
+        let (_listener, file) = bind(&path, 4, Access::default()).unwrap();
+        assert_eq!(file.lost(), None);
         std::fs::remove_file(&path).unwrap();
+        assert!(file.lost().unwrap().contains("was removed"));
+        file.remove();
         std::fs::write(&path, "precious").unwrap();
-        remove(&path);
+        file.remove();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
         std::fs::remove_file(&path).unwrap();
-        drop(bind(&path, 4, Access::default()).unwrap());
-        remove(&path);
+        // Another's socket, too.
+        let (_other, its) = bind(&path, 4, Access::default()).unwrap();
+        assert!(file.lost().unwrap().contains("taken the place"));
+        file.remove();
+        assert_eq!(its.lost(), None);
+        its.remove();
         assert!(!path.exists());
     }
 
@@ -185,7 +230,7 @@ mod tests {
     #[test]
     fn a_busy_path_is_found_so_without_a_place_in_the_queue() {
         let path = path("queue");
-        let other = bind(&path, 0, Access::default()).unwrap();
+        let (other, _) = bind(&path, 0, Access::default()).unwrap();
         for _ in 0..4 {
             assert!(matches!(bind(&path, 4, Access::default()), Err(BindError::Busy)));
         }

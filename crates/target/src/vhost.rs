@@ -35,7 +35,7 @@ mod socket;
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::mpsc;
@@ -47,7 +47,7 @@ use crate::export::{Export, ExportError, ExportStatus, Part, Usage, check_count}
 use crate::handed::{FrontEnd, Handed};
 use crate::limits::RateLimits;
 use crate::line::{Line, Lines};
-use crate::unix_socket::{self, Access};
+use crate::unix_socket::{self, Access, SocketFile};
 use crate::vhost::config::Facts;
 use crate::vhost::device::Device;
 use crate::vhost::graveyard::Graveyard;
@@ -106,19 +106,9 @@ impl VhostExport {
     pub fn start(parts: Vec<Part>, spec: ExportSpec) -> Result<VhostExport, ExportError> {
         let checked = check(&spec, parts.len())?;
         let path = &spec.socket;
-        let listener =
+        let socket =
             unix_socket::bind(path, BACKLOG, spec.access).map_err(|error| error.of(path))?;
-        let started = start_bound(parts, &spec, checked, listener, None, SERVED);
-        VhostExport::listening(spec, started)
-    }
-
-    /// With its socket, which goes if it could not be started.
-    fn listening(
-        spec: ExportSpec,
-        started: Result<Started, ExportError>,
-    ) -> Result<VhostExport, ExportError> {
-        let (lines, ends, thread) = started.inspect_err(|_| unix_socket::remove(&spec.socket))?;
-        Ok(VhostExport { spec, lines, ends, thread: Some(thread) })
+        start_bound(parts, spec, checked, socket, None, SERVED)
     }
 
     /// Listens for who will want a volume that is elsewhere. A front end is told what the disk is,
@@ -131,15 +121,14 @@ impl VhostExport {
     ) -> Result<VhostExport, ExportError> {
         let checked = check(&spec, 1)?;
         let path = &spec.socket;
-        let (listener, front_end) = match handed {
-            Some(Handed { listener, front_end }) => (UnixListener::from(listener), front_end),
+        let (socket, front_end) = match handed {
+            Some(Handed { listener, front_end }) => (handed_over(listener, path), front_end),
             None => {
-                let listener = unix_socket::bind(path, BACKLOG, spec.access);
-                (listener.map_err(|error| error.of(path))?, None)
+                let socket = unix_socket::bind(path, BACKLOG, spec.access);
+                (socket.map_err(|error| error.of(path))?, None)
             }
         };
-        let started = start_bound(Vec::new(), &spec, checked, listener, front_end, facts);
-        VhostExport::listening(spec, started)
+        start_bound(Vec::new(), spec, checked, socket, front_end, facts)
     }
 
     /// Goes on where another process has handed over.
@@ -150,10 +139,8 @@ impl VhostExport {
     ) -> Result<VhostExport, ExportError> {
         let checked = check(&spec, parts.len())?;
         let Handed { listener, front_end } = handed;
-        let listener = UnixListener::from(listener);
-        let (lines, ends, thread) =
-            start_bound(parts, &spec, checked, listener, front_end, SERVED)?;
-        Ok(VhostExport { spec, lines, ends, thread: Some(thread) })
+        let socket = handed_over(listener, &spec.socket);
+        start_bound(parts, spec, checked, socket, front_end, SERVED)
     }
 
     /// `None`: a reactor does not answer.
@@ -195,7 +182,7 @@ impl VhostExport {
         let Some(thread) = self.thread.take() else { return };
         self.ends.stop();
         let _ = thread.handle.join();
-        unix_socket::remove(&self.spec.socket);
+        self.ends.file().remove();
         self.lines.withdraw();
     }
 
@@ -208,6 +195,7 @@ impl Export for VhostExport {
     fn status(&self) -> Option<ExportStatus> {
         let mut status = ExportStatus::of(self.lines.ask_all(Device::status).ok()?);
         status.connected |= self.lines.all().is_empty() && self.ends.usage().is_some();
+        status.lost = self.ends.file().lost();
         Some(status)
     }
 
@@ -259,24 +247,28 @@ fn check(spec: &ExportSpec, parts: usize) -> Result<(u16, [u8; SERIAL_BYTES]), E
 /// Devices know what their disk is.
 const SERVED: DiskFacts = DiskFacts { bytes: 0, discard_bytes: 0 };
 
-type Started = (Lines<Device>, Arc<Ends>, Thread);
+/// A socket that another listened on until now.
+fn handed_over(listener: OwnedFd, path: &Path) -> (UnixListener, SocketFile) {
+    (UnixListener::from(listener), SocketFile::of(path))
+}
 
-/// Makes the devices on their reactors, and the thread.
+/// Makes the devices on their reactors, and the thread. The socket goes if that fails.
 fn start_bound(
     parts: Vec<Part>,
-    spec: &ExportSpec,
+    spec: ExportSpec,
     checked: (u16, [u8; SERIAL_BYTES]),
-    listener: UnixListener,
+    socket: (UnixListener, SocketFile),
     first: Option<FrontEnd<OwnedFd>>,
     facts: DiskFacts,
-) -> Result<Started, ExportError> {
-    let ends = Ends::new(listener).map_err(ExportError::Thread)?;
+) -> Result<VhostExport, ExportError> {
+    let ends = Ends::new(socket).map_err(ExportError::Thread)?;
     let (graveyard, retired) = mpsc::channel();
-    let start = |part| start_part(part, checked, spec, graveyard.clone());
+    let start = |part| start_part(part, checked, &spec, graveyard.clone());
     let lines = match parts.is_empty() {
-        true => Lines::none(),
-        false => Lines::open(parts.into_iter().map(start))?,
+        true => Ok(Lines::none()),
+        false => Lines::open(parts.into_iter().map(start)),
     };
+    let lines = lines.inspect_err(|_| ends.file().remove())?;
     let (its_lines, its_ends) = (lines.clone(), ends.clone());
     let (queues_max, since) = (spec.queues_max, spec.since);
     let DiskFacts { bytes, discard_bytes } = facts;
@@ -286,9 +278,12 @@ fn start_bound(
         let _ = leave.send(socket::serve(&its_ends, &its_lines, (facts, since), &retired, first));
     };
     let handle = std::thread::Builder::new().name("vhost-user".into()).spawn(body);
-    let withdraw = |_: &std::io::Error| lines.withdraw();
-    let handle = handle.inspect_err(withdraw).map_err(ExportError::Thread)?;
-    Ok((lines, ends, Thread { handle, left }))
+    let undo = |_: &std::io::Error| {
+        ends.file().remove();
+        lines.withdraw();
+    };
+    let handle = handle.inspect_err(undo).map_err(ExportError::Thread)?;
+    Ok(VhostExport { spec, lines, ends, thread: Some(Thread { handle, left }) })
 }
 
 /// `count`: of how many parts it is one. `None`: its reactor has stopped, or has no volume.

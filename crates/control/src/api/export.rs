@@ -197,8 +197,18 @@ pub enum ExportState {
     Listening,
     /// A guest, a host or a client is connected; a block device is in use.
     Connected,
-    /// Not served; `error` says why.
+    /// Nobody can use it; `error` says why.
     Down,
+}
+
+impl ExportState {
+    pub fn name(self) -> &'static str {
+        match self {
+            ExportState::Listening => "listening",
+            ExportState::Connected => "connected",
+            ExportState::Down => "down",
+        }
+    }
 }
 
 /// Requests served since the export was started.
@@ -263,6 +273,10 @@ pub struct Export {
     /// Serial number that a guest sees; `null` while it is down.
     pub serial: Option<String>,
     pub state: ExportState,
+    /// Why nobody new can connect, while somebody is connected still: what led to it in the file
+    /// system is gone. It is made anew once nobody is connected.
+    #[serde(default)]
+    pub lost: Option<String>,
     /// Why it is down, or what last went wrong with its guest.
     #[serde(default)]
     pub error: Option<String>,

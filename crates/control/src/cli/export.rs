@@ -358,20 +358,12 @@ impl Create {
     }
 }
 
-fn state(export: &Export) -> &'static str {
-    match export.state {
-        ExportState::Listening => "listening",
-        ExportState::Connected => "connected",
-        ExportState::Down => "down",
-    }
-}
-
 pub fn exports_table(exports: &[Export]) -> String {
     let mut shown = table(&["NAME", "STATE", "VOLUME", "QUEUES>", "READ>", "WRITTEN>", "PLACE"]);
     for export in exports {
         shown.add_row([
             export.name.clone(),
-            state(export).to_owned(),
+            export.state.name().to_owned(),
             export.volume.clone(),
             queues(export, "/"),
             Size(export.counters.read_bytes).to_string(),
@@ -422,7 +414,7 @@ fn details(export: &Export) -> String {
     let its = &export.counters;
     let mut lines = vec![
         format!("name      {}", export.name),
-        format!("state     {}", state(export)),
+        format!("state     {}", export.state.name()),
         format!("volume    {}/{}", export.array, export.volume),
         format!("kind      {}", export.kind.name()),
         format!("place     {}", export.place),
@@ -443,6 +435,8 @@ fn details(export: &Export) -> String {
     lines.extend(export.traffic.iter().flat_map(|its| traffic::lines(its, 10)));
     lines.extend(export.socket_access.as_ref().map(|its| format!("socket    {its}")));
     lines.extend(export.error.as_ref().map(|error| format!("error     {error}")));
+    let lost = export.lost.as_ref().filter(|_| export.state != ExportState::Down);
+    lines.extend(lost.map(|lost| format!("lost      {lost}")));
     if let Some(its) = &export.nvme {
         let any = || "any that can connect".to_owned();
         let hosts = if its.hosts.is_empty() { any() } else { its.hosts.join(" ") };

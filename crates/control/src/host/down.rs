@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 use ashlar_reactor::join::join_all;
 use ashlar_target::nvme_tcp::Coming;
 
+use crate::api::export::ExportState;
 use crate::catalog::KnownExport;
 use crate::engine;
 use crate::front::Front;
@@ -41,6 +42,25 @@ impl Host {
             | Front::Nbd { .. }
             | Front::Fuse { .. }
             | Front::Ublk { .. } => None,
+        }
+    }
+
+    /// What led to an export in the file system is gone, and nobody is connected: it ends, and is
+    /// tried as others that are down.
+    pub(super) async fn make_anew(&self, name: &str, lost: &str) {
+        let Ok(_turn) = self.changes.try_lock() else { return };
+        // Others have changed it since it was looked at, perhaps.
+        let export = self.show_export(name).await;
+        if !export.is_ok_and(|its| its.state == ExportState::Down && its.lost.is_some()) {
+            return;
+        }
+        tracing::warn!(export = name, "made anew: {lost}");
+        let waits = self.look(|state| state.waiting.contains_key(name));
+        let known = self.look(|state| state.catalog.exports.get(name).cloned());
+        self.stop_export(name).await;
+        match known.filter(|_| waits) {
+            Some(known) => self.wait_export(name, &known).await,
+            None => self.note_down(name, Refusal { may_pass: true, ..Refusal::failed(lost) }),
         }
     }
 

@@ -29,7 +29,7 @@ use crate::host::{Host, Running, Serving, on_demand};
 use crate::name::check_name;
 use crate::placement;
 use crate::refusal::{Answer, Refusal};
-use crate::served::{Label, Served, beside, forget, is_standing, user};
+use crate::served::{Label, Served, ServedStatus, beside, forget, is_standing, user};
 use crate::socket;
 
 /// Bytes of a virtio block device's serial number.
@@ -312,7 +312,7 @@ impl Host {
     }
 
     /// Ends an export's service: requests under way are finished first.
-    async fn stop_export(&self, name: &str) {
+    pub(super) async fn stop_export(&self, name: &str) {
         self.stop_waiting(name).await;
         let (serving, stopping) = self.look(|state| {
             state.down.remove(name);
@@ -661,12 +661,16 @@ impl Host {
             counters: ExportCounters::default(),
             traffic: None,
             way: None,
+            lost: None,
         };
         let Some((served, serial)) = self.served(name) else {
             export.error = why.or_else(|| Some(format!("array {} does not run", export.array)));
             if let Some(waiting) = self.look(|state| state.waiting.get(name).cloned()) {
                 // One that was just handed over is asked again by the next look.
-                export.state = state_of(waiting.status().await.is_ok_and(|its| its.connected));
+                if let Ok(status) = waiting.status().await {
+                    export.state = state_of(&status);
+                    export.lost = status.lost;
+                }
                 let waits_for = |why: &Refusal| {
                     format!("its guest waits for array {}: {}", export.array, why.error)
                 };
@@ -685,8 +689,12 @@ impl Host {
                 return Ok(export);
             }
         };
-        export.state = state_of(status.connected);
-        export.error = status.last_error;
+        export.state = state_of(&status);
+        export.error = match export.state {
+            ExportState::Down => status.lost.clone(),
+            ExportState::Listening | ExportState::Connected => status.last_error,
+        };
+        export.lost = status.lost;
         export.queues_active = status.queues_active;
         export.parts = self.parts_shown(name, &status.queues_of_parts);
         export.counters = status.counters;
@@ -707,8 +715,12 @@ fn is_one_subsystem(one: &Front, other: &Front) -> bool {
     }
 }
 
-fn state_of(connected: bool) -> ExportState {
-    if connected { ExportState::Connected } else { ExportState::Listening }
+fn state_of(status: &ServedStatus) -> ExportState {
+    match (status.connected, &status.lost) {
+        (true, _) => ExportState::Connected,
+        (false, None) => ExportState::Listening,
+        (false, Some(_)) => ExportState::Down,
+    }
 }
 
 pub(super) fn unknown(name: &str) -> Refusal {

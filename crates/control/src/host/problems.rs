@@ -26,9 +26,17 @@ pub(super) fn problems(
         }
     }
     for export in exports {
-        if export.state == ExportState::Down {
-            let error = export.error.as_deref().unwrap_or_default();
-            problems.push(format!("export {} is down: {error}", export.name));
+        let name = &export.name;
+        match (export.state, &export.lost) {
+            (ExportState::Down, _) => {
+                let error = export.error.as_deref().unwrap_or_default();
+                problems.push(format!("export {name} is down: {error}"));
+            }
+            (ExportState::Connected, Some(lost)) => problems.push(format!(
+                "export {name}: {lost}; who is connected stays so, and once nobody is, it is made \
+                 anew"
+            )),
+            (ExportState::Connected, None) | (ExportState::Listening, _) => {}
         }
     }
     problems

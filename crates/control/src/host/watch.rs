@@ -131,6 +131,11 @@ impl Host {
 
     async fn watch_exports(&self, seen: &mut Seen) {
         let exports = self.list_exports().await;
+        for export in exports.iter().filter(|its| its.state == ExportState::Down) {
+            if let Some(lost) = &export.lost {
+                self.make_anew(&export.name, lost).await;
+            }
+        }
         let connected = exports.into_iter().filter(|its| its.state == ExportState::Connected);
         let connected: BTreeSet<String> = connected.map(|export| export.name).collect();
         for export in connected.difference(&seen.connected) {

@@ -102,7 +102,9 @@ impl Mount {
     fn end(&self) {
         let path = self.path.display();
         let mut late = None;
-        if unmount(&self.path, UnmountFlags::empty()).is_err() {
+        if let Some(lost) = self.lost() {
+            tracing::warn!(%path, "the file is not unmounted: {lost}");
+        } else if unmount(&self.path, UnmountFlags::empty()).is_err() {
             tracing::warn!(%path, "the file is still in use, and goes away");
             // Its users keep the connection, and so the number.
             if self.abort.is_none() {
@@ -119,11 +121,19 @@ impl Mount {
         }
     }
 
+    /// Why nobody finds the file any more; `None`: it can be found.
+    pub(super) fn lost(&self) -> Option<String> {
+        let there = device_at(&self.path).ok();
+        // File systems without a device of their own have major number 0.
+        let is_there = self.connection.is_some_and(|its| there == Some((0, its)));
+        let path = self.path.display();
+        (!is_there).then(|| format!("its file {path} was unmounted, or another is mounted there"))
+    }
+
     /// What ends the connection for all who use the file, when it is written to. Its number may be
     /// another's once the file is not there any more.
     fn open_abort(&self) -> io::Result<File> {
-        let there = device_at(&self.path).ok().map(|(_, connection)| connection);
-        let Some(connection) = self.connection.filter(|its| there == Some(*its)) else {
+        let Some(connection) = self.connection.filter(|_| self.lost().is_none()) else {
             return no_connection();
         };
         let file = Path::new(CONNECTIONS).join(connection.to_string()).join("abort");

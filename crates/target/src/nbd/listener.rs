@@ -14,6 +14,7 @@ use rustix::net::Shutdown;
 use crate::line::Lines;
 use crate::nbd::post::Post;
 use crate::tcp;
+use crate::unix_socket::SocketFile;
 
 /// Clients that may wait to be taken in.
 pub(super) const BACKLOG: i32 = 64;
@@ -21,14 +22,14 @@ pub(super) const BACKLOG: i32 = 64;
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 
 pub(super) enum Listener {
-    Unix(UnixListener),
+    Unix(UnixListener, SocketFile),
     Tcp(TcpListener),
 }
 
 impl Listener {
     fn accept(&self) -> std::io::Result<OwnedFd> {
         match self {
-            Listener::Unix(listener) => Ok(listener.accept()?.0.into()),
+            Listener::Unix(listener, _) => Ok(listener.accept()?.0.into()),
             Listener::Tcp(listener) => {
                 let (stream, _) = listener.accept()?;
                 tcp::prepare(&stream)?;
@@ -39,8 +40,22 @@ impl Listener {
 
     fn fd(&self) -> BorrowedFd<'_> {
         match self {
-            Listener::Unix(listener) => listener.as_fd(),
+            Listener::Unix(listener, _) => listener.as_fd(),
             Listener::Tcp(listener) => listener.as_fd(),
+        }
+    }
+
+    /// What leads to it in the file system.
+    pub(super) fn file(&self) -> Option<&SocketFile> {
+        match self {
+            Listener::Unix(_, file) => Some(file),
+            Listener::Tcp(_) => None,
+        }
+    }
+
+    pub(super) fn remove_file(&self) {
+        if let Some(file) = self.file() {
+            file.remove();
         }
     }
 

@@ -22,6 +22,7 @@ use crate::disk::Trouble;
 use crate::export::Usage;
 use crate::handed::{FrontEnd, Told};
 use crate::line::{Gone, Lines};
+use crate::unix_socket::SocketFile;
 use crate::vhost::config::Facts;
 use crate::vhost::device::Device;
 use crate::vhost::fault::Fault;
@@ -39,6 +40,7 @@ const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 /// What the export's owner and its thread both hold: the ends by which to reach the other side.
 pub(crate) struct Ends {
     listener: UnixListener,
+    file: SocketFile,
     /// Readable once the thread shall leave all as it is.
     leave: OwnedFd,
     open: Mutex<Open>,
@@ -55,9 +57,16 @@ struct Open {
 }
 
 impl Ends {
-    pub(crate) fn new(listener: UnixListener) -> Result<Arc<Ends>, std::io::Error> {
-        let leave = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Arc::new(Ends { listener, leave, open: Mutex::default() }))
+    pub(crate) fn new(
+        (listener, file): (UnixListener, SocketFile),
+    ) -> Result<Arc<Ends>, std::io::Error> {
+        let leave = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let leave = leave.inspect_err(|_| file.remove())?;
+        Ok(Arc::new(Ends { listener, file, leave, open: Mutex::default() }))
+    }
+
+    pub(crate) fn file(&self) -> &SocketFile {
+        &self.file
     }
 
     /// Ends the thread between two messages, and closes nothing.
