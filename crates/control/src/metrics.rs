@@ -111,6 +111,10 @@ impl Page<'_> {
         let of = |value: fn(&crate::api::array::ArrayCounters) -> u64| {
             counted.iter().map(move |(name, its)| (vec![("array", *name)], value(its)))
         };
+        let help = "Reads, those that other reactors do themselves and nobody times included";
+        self.counter("array_reads", help, of(|its| its.reads))?;
+        let help = "What these read";
+        self.counter("array_read_bytes", help, of(|its| its.read_bytes))?;
         let help = "Writes that were acknowledged by the journal";
         self.counter("array_journaled_writes", help, of(|its| its.journaled))?;
         let help = "Reads that were worked out from the other members";

@@ -130,6 +130,11 @@ fn queues_of_an_export_are_spread_over_reactors() {
     }
     let counters = &daemon.json("export show e")["counters"];
     assert!(number(&counters["reads"]) > 1000 && counters["errors"] == 0, "{counters}");
+    // Whoever read.
+    let of_array = number(&daemon.json("array show a")["counters"]["reads"]);
+    assert!(of_array >= number(&counters["reads"]), "{of_array} {counters}");
+    let metric = format!("ashlar_array_reads_total{{array=\"a\"}} {of_array}\n");
+    assert!(daemon.ok("metrics").contains(&metric), "{metric}");
     for core in daemon.json("status --cpu").as_array().unwrap() {
         assert_eq!(core["exports"][0]["name"], "e", "{core}");
         assert!(core["node"].is_u64() && core["cache"].is_u64(), "{core}");

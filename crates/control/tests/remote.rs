@@ -140,6 +140,7 @@ fn a_drive_that_was_gone_is_taken_back_and_caught_up() {
                 said.contains("drive far is not reached; it is taken back once it is"),
                 "{said}"
             );
+            assert!(!said.contains("drive far has failed"), "{said}");
             model.faults().closed = false;
             daemon.wait_for("array show a", |array| array["state"] == "optimal");
             load.join().unwrap();

@@ -398,7 +398,8 @@ pub struct Array {
     pub restripe_error: Option<String>,
     pub scrub: Option<Scrub>,
     pub counters: Option<ArrayCounters>,
-    /// From when a request was let in until it was done.
+    /// From when a request was let in until it was done. Reads that other reactors do themselves
+    /// are in `counters` only.
     #[serde(default)]
     pub traffic: Option<Traffic>,
 }

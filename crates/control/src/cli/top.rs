@@ -7,7 +7,7 @@ use clap::Args;
 use serde::Serialize;
 use tokio::time::Instant;
 
-use crate::api::array::Array;
+use crate::api::array::{Array, ArrayCounters};
 use crate::api::export::Export;
 use crate::api::status::{CoreStatus, Status};
 use crate::api::traffic::{Requests, Traffic};
@@ -94,12 +94,21 @@ pub async fn run(top: &Top, client: &Client, output: Output) -> Answer<()> {
 
 fn look(before: &Status, after: &Status, passed: Duration) -> Look {
     let array = |its: &Array| {
-        let old = before.arrays.iter().find(|old| old.uuid == its.uuid);
-        let old = old.and_then(|old| old.traffic.as_ref());
+        let old = before.arrays.iter().find(|old| old.uuid == its.uuid)?;
+        let shown = row(&its.name, old.traffic.as_ref()?, its.traffic.as_ref()?, passed);
         let journal = its.journal.filter(|journal| journal.bytes > 0);
+        // Of reads that other reactors do themselves nobody keeps times.
+        let reads = |count: fn(&ArrayCounters) -> u64| {
+            let counters = old.counters.as_ref().zip(its.counters.as_ref());
+            let grown = counters.map(|(old, new)| count(new).saturating_sub(count(old)));
+            grown.map(|grown| over(grown, 1_000_000_000, passed))
+        };
         Some(Row {
             journal_used_percent: journal.map(|journal| journal.used_percent),
-            ..row(&its.name, old?, its.traffic.as_ref()?, passed)
+            reads_per_second: reads(|its| its.reads).unwrap_or(shown.reads_per_second),
+            read_bytes_per_second: reads(|its| its.read_bytes)
+                .unwrap_or(shown.read_bytes_per_second),
+            ..shown
         })
     };
     let export = |its: &Export| {

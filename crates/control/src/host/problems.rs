@@ -49,6 +49,9 @@ fn note_problems_of_drive(drive: &Drive, problems: &mut Vec<String>) {
         (DriveState::Missing, _) => problems.push(format!("drive {name} is missing: {error}")),
         // What to do is told below.
         (_, Some(DriveHealth::Failed)) if error.contains("was cut short") => {}
+        (_, Some(DriveHealth::Failed)) if is_lost(drive) => {
+            problems.push(format!("drive {name} is not reached; it is looked for all the time"));
+        }
         (_, Some(DriveHealth::Failed)) => problems.push(format!(
             "drive {name} has failed; replace it: `ashlar array replace {} --old {name} --new \
              DRIVE`",
@@ -101,6 +104,11 @@ fn note_problems_of_drive(drive: &Drive, problems: &mut Vec<String>) {
     if let Some(its) = drive.slowness.filter(|_| drive.health != Some(DriveHealth::Failed)) {
         problems.push(format!("drive {name} is slow: {its}"));
     }
+}
+
+/// It is another host's, and the way there ended.
+fn is_lost(drive: &Drive) -> bool {
+    drive.path.as_ref().is_some_and(|path| path.state == PathState::Lost)
 }
 
 fn has_lied(drive: &Drive) -> bool {
@@ -173,8 +181,7 @@ fn whereabouts(member: &Member, drives: &[Drive]) -> (Whereabouts, String) {
         drive.uuid == Some(member.drive_uuid) || Some(&drive.name) == member.drive.as_ref()
     };
     if let Some(drive) = drives.iter().filter(attached).find(is_its) {
-        let is_lost = drive.path.as_ref().is_some_and(|path| path.state == PathState::Lost);
-        let found = match (is_lost, &member.drive) {
+        let found = match (is_lost(drive), &member.drive) {
             (true, _) => Whereabouts::Unreached,
             (false, Some(_)) => Whereabouts::Failed,
             (false, None) => Whereabouts::Unused,
