@@ -6,6 +6,7 @@ now (`--measure`). `--check` compares predictions with runs on drives of a set p
 
 import argparse
 import json
+import math
 import os
 import re
 import shutil
@@ -28,6 +29,7 @@ from lab.study import Study, StudyError
 MEASURE_SECONDS, MEASURE_SECONDS_MAX = 10, 120
 MEASURE_BYTES_MAX = 64 << 30  # of a drive that is looked at
 FIGURES = ("drive_iops_read", "drive_iops_write", "drive_gbps_read", "drive_gbps_write")
+LEVELS_USUAL = [(4, 1), (4, 2)]
 EXAMPLES = """examples:
   ashlar-lab plan postgres-vm --drive-iops-read 1000000 --drive-iops-write 200000 \\
       --drive-gbps-read 7 --drive-gbps-write 4 --cores 2 --core-iops-read 1500000 \\
@@ -48,7 +50,9 @@ def main(arguments: list[str]) -> int:
         from lab import proof
         from lab.sides.ashlar import host_program
 
-        return proof.main(host_program(), words.levels, words.only)
+        return proof.main(host_program(), words.levels or LEVELS_USUAL, words.only or "")
+    if words.levels or words.only:
+        parser.error("--levels and --only say what to --check")
     if not words.study:
         parser.error("say which study: `ashlar-lab list` shows them")
     study = read_study(words)
@@ -100,15 +104,15 @@ def command_line() -> argparse.ArgumentParser:
     parser.add_argument("--json", action="store_true")
     check = parser.add_argument_group("the plan itself")
     check.add_argument("--check", action="store_true", help="predicted against measured; 20 min")
-    check.add_argument("--levels", type=levels, default="4+1,4+2", help="to check (4+1,4+2)")
-    check.add_argument("--only", default="", help="part of the names of what to check")
+    check.add_argument("--levels", type=levels, help="to check (4+1,4+2)")
+    check.add_argument("--only", help="part of the names of what to check")
     return parser
 
 
 def positive(text: str) -> float:
     value = float(text)
-    if value <= 0:
-        raise argparse.ArgumentTypeError(f"{text} is not more than 0")
+    if not (value > 0 and math.isfinite(value)):
+        raise argparse.ArgumentTypeError(f"{text} is no number above 0")
     return value
 
 

@@ -319,7 +319,10 @@ class Summary:
         return self.spread(lambda one: one.mean_ms)
 
     def percentile_ms(self, percent: float) -> Spread | None:
-        return self.spread(lambda one: one.percentiles_ms.get(percent))
+        """None if one of the repeats lacks it: of others than the rest it could be the lower."""
+        if any(percent not in one.percentiles_ms for one in self.figures):
+            return None
+        return self.spread(lambda one: one.percentiles_ms[percent])
 
     @cached_property
     def failed(self) -> int:

@@ -329,6 +329,13 @@ class Command(unittest.TestCase):
     DRIVES = ["--drive-iops-read", "10000", "--drive-iops-write", "10000",
               "--drive-gbps-read", "0.2", "--drive-gbps-write", "0.2"]  # fmt: skip
 
+    def test_what_is_no_figure_is_refused(self):
+        for words in (["--drive-iops-read", "nan"], ["--drive-iops-read", "inf"],
+                      ["--drive-iops-read", "0"], ["--only", "journal"]):  # fmt: skip
+            with self.assertRaises(SystemExit), contextlib.redirect_stderr(io.StringIO()) as said:
+                plan.main(["fio-host", *self.DRIVES, *words])
+            self.assertRegex(said.getvalue(), "no number above 0|--check")
+
     def said(self, *words: str) -> str:
         with contextlib.redirect_stdout(io.StringIO()) as out:
             self.assertEqual(plan.main(list(words)), 0)

@@ -272,6 +272,15 @@ class OverRepeats(unittest.TestCase):
         self.assertEqual(summary.per_second.median, 15)
         self.assertEqual(summary.middle().per_second, 10)
 
+    def test_a_percentile_is_of_all_repeats_or_none(self):
+        each = self.figures("ashlar", [30, 10, 20])
+        told = [{99: 5.0, 99.9: 6.0}, {99: 9.0}, {99: 8.0, 99.9: 8.0}]
+        [summary] = stats.summaries(
+            replace(one, percentiles_ms=its) for one, its in zip(each, told, strict=True)
+        )
+        self.assertEqual(summary.percentile_ms(99), stats.Spread(8, 5, 9, 3))
+        self.assertIsNone(summary.percentile_ms(99.9), "its median would be below")
+
     def test_groups_are_kept_apart(self):
         cells = (
             self.figures("a", [1, 2]) + self.figures("b", [3]) + self.figures("a", [4], clients=9)

@@ -17,7 +17,6 @@ mod traffic;
 mod upgrade;
 mod volume;
 
-use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -26,13 +25,13 @@ use ashlar_reactor::nvme::chap;
 use ashlar_reactor::uring;
 use clap::parser::ValueSource;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
-use tracing_subscriber::EnvFilter;
 use uuid::Uuid;
 use zeroize::Zeroizing;
 
 use crate::client::Client;
 use crate::daemon::{self, CpuList, Settings};
 use crate::handover::CONSENT;
+use crate::log;
 use crate::refusal::{Answer, Refusal};
 use crate::server;
 
@@ -248,13 +247,7 @@ async fn run_daemon(serve: Serve, socket: PathBuf) -> Answer<()> {
         say(&format!("{CONSENT}{}", env!("CARGO_PKG_VERSION")));
         return Ok(());
     }
-    let filter = EnvFilter::try_from_env("ASHLAR_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
-        .with_target(false)
-        .init();
+    log::start();
     daemon::serve(Settings {
         state: serve.state,
         socket,

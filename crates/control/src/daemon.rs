@@ -77,11 +77,11 @@ pub async fn serve(settings: Settings) -> Answer<()> {
     let path = std::path::absolute(&settings.socket)
         .map_err(|error| Refusal::invalid(format!("the socket's path: {error}")))?;
     let mut signals = Signals::catch()?;
+    let names = machine::host(settings.host_id, &directory)?;
     let listener = listen(&path)?;
     let file = SocketFile::of(&path);
     let exports_directory = path.parent().unwrap_or(Path::new("/")).join("export");
-    let names = machine::host(settings.host_id, &directory)?;
-    let cores = start_cores(&settings)?;
+    let cores = start_cores(&settings).inspect_err(|_| file.remove())?;
     let (tell, told) = mpsc::unbounded_channel();
     let host = Arc::new(Host::new(cores, directory, exports_directory, names, tell));
     tokio::spawn(witness::hear(host.clone(), told));

@@ -33,6 +33,7 @@ mod host;
 mod metrics;
 mod server;
 mod connections;
+mod log;
 mod daemon;
 mod client;
 mod inspect;

@@ -203,7 +203,7 @@ fn a_program_that_cannot_take_over_does_not() {
     daemon.ok("volume create v --array a --size 16M");
     daemon.ok("export create e --volume v");
     for (binary, said) in [
-        ("/nowhere/ashlar", "cannot take over"),
+        ("/nowhere/ashlar", "there is no program"),
         ("/bin/true", "it says nothing"),
         ("/bin/false", "it says nothing"),
     ] {

@@ -120,7 +120,10 @@ fn start_session(part: &Part, spec: &FuseSpec, device: OwnedFd) -> Option<Line<S
     let cpus = possible_cpus();
     Line::open(part.core.clone(), move |reactor| {
         if let Err(error) = ashlar_reactor::driver::serve_kernel() {
-            tracing::warn!("memory may run out in circles: {error}; run the daemon as root");
+            tracing::warn!(
+                "when memory is short the kernel may wait for this daemon to have \
+                 written, and this daemon for the kernel: {error}; run it as root"
+            );
         }
         let volume = reactor.get(volume)?;
         // No program asks a file for a serial number.

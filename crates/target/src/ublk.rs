@@ -502,7 +502,10 @@ fn open_session(part: Part, spec: &UblkSpec, share: Share, device: &File) -> Opt
     let (volume, name, limits) = (part.volume, spec.name.clone(), spec.limits.clone());
     Line::open(part.core, move |reactor| {
         if let Err(error) = ashlar_reactor::driver::serve_kernel() {
-            tracing::warn!("memory may run out in circles: {error}; run the daemon as root");
+            tracing::warn!(
+                "when memory is short the kernel may wait for this daemon to have \
+                 written, and this daemon for the kernel: {error}; run it as root"
+            );
         }
         let volume = reactor.get(volume)?;
         let disk = Disk::new(reactor, name, volume, [0; SERIAL_BYTES], share.parts, limits);

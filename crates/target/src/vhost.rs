@@ -261,7 +261,7 @@ fn start_bound(
     first: Option<FrontEnd<OwnedFd>>,
     facts: DiskFacts,
 ) -> Result<VhostExport, ExportError> {
-    let ends = Ends::new(socket).map_err(ExportError::Thread)?;
+    let ends = Ends::new(spec.name.clone(), socket).map_err(ExportError::Thread)?;
     let (graveyard, retired) = mpsc::channel();
     let start = |part| start_part(part, checked, &spec, graveyard.clone());
     let lines = match parts.is_empty() {

@@ -105,8 +105,8 @@ fn refused(address: &RemoteAddress, initiator: Initiator, trouble: &Trouble) -> 
         Trouble::Unreachable(_) | Trouble::Lost(_) | Trouble::Silent(_) => Refusal::conflict(text)
             .fix(format!("check that a target listens at {host}:{port}, and the network between")),
         Trouble::NoSubsystem => Refusal::unknown(text).fix(format!(
-            "`ashlar drive attach {SCHEME}{host}` lists what the host offers; or let host {} in \
-             there",
+            "`ashlar drive attach {SCHEME}{host}:{port}` lists what the host offers; or let host \
+             {} in there",
             initiator.nqn()
         )),
         Trouble::Stranger => Refusal::conflict(text).fix(format!(

@@ -45,9 +45,17 @@ impl Host {
             let all_the_same = if kept == policy { "" } else { "; it is set all the same" };
             Refusal { error: refusal.error + all_the_same, ..refusal }
         })?;
-        tracing::info!(array = name, ?change, "array set");
+        tracing::info!(array = name, "array set: {}", shown(&change));
         self.show_array_by_uuid(running.uuid).await
     }
+}
+
+/// `policy "journal", rebuild_percent 50`
+fn shown(change: &SettingsChange) -> String {
+    let fields = serde_json::to_value(change).unwrap_or_default();
+    let fields = fields.as_object().into_iter().flatten().filter(|(_, value)| !value.is_null());
+    let set: Vec<String> = fields.map(|(name, value)| format!("{name} {value}")).collect();
+    if set.is_empty() { "nothing".to_owned() } else { set.join(", ") }
 }
 
 /// What the array will say of itself once that is set.

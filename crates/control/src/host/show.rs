@@ -176,7 +176,9 @@ impl Host {
     fn running_shown(&self, name: &str, running: Running, snapshot: &ArraySnapshot) -> Array {
         let plans = self.plans(snapshot);
         let members = snapshot.members.iter();
-        let volumes = snapshot.volumes.iter();
+        let mut volumes: Vec<String> =
+            snapshot.volumes.iter().map(|volume| volume.name.clone()).collect();
+        volumes.sort_by(|a, b| natord::compare(a, b));
         Array {
             name: name.to_owned(),
             uuid: snapshot.uuid,
@@ -196,7 +198,7 @@ impl Host {
             free_bytes: Some(snapshot.free),
             generation: Some(snapshot.generation),
             members: members.map(|member| self.member_shown(snapshot, member, &plans)).collect(),
-            volumes: volumes.map(|volume| volume.name.clone()).collect(),
+            volumes,
             settings: Some(snapshot.settings),
             integrity: Some(snapshot.integrity),
             journal: Some(snapshot.journal),

@@ -172,6 +172,9 @@ fn without_mark(program: PathBuf) -> PathBuf {
 fn check(binary: &Path) -> Answer<()> {
     let shown = binary.display();
     let fix = "the daemon goes on as it is; name another --binary";
+    if !binary.is_file() {
+        return Err(Refusal::unknown(format!("there is no program {shown}")).fix(fix));
+    }
     let output = Command::new("timeout")
         .arg(CHECK_SECONDS_MAX)
         .arg(binary)

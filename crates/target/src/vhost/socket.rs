@@ -39,6 +39,8 @@ const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 
 /// What the export's owner and its thread both hold: the ends by which to reach the other side.
 pub(crate) struct Ends {
+    /// Its name.
+    export: String,
     listener: UnixListener,
     file: SocketFile,
     /// Readable once the thread shall leave all as it is.
@@ -58,11 +60,12 @@ struct Open {
 
 impl Ends {
     pub(crate) fn new(
+        export: String,
         (listener, file): (UnixListener, SocketFile),
     ) -> Result<Arc<Ends>, std::io::Error> {
         let leave = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let leave = leave.inspect_err(|_| file.remove())?;
-        Ok(Arc::new(Ends { listener, file, leave, open: Mutex::default() }))
+        Ok(Arc::new(Ends { export, listener, file, leave, open: Mutex::default() }))
     }
 
     pub(crate) fn file(&self) -> &SocketFile {
@@ -212,14 +215,15 @@ pub(crate) fn serve(
             Ok(Some(accepted)) => accepted,
             Ok(None) => return None,
             Err(error) => {
-                tracing::warn!(%error, "a front end could not be accepted");
+                tracing::warn!(export = ends.export, %error, "a front end could not be accepted");
                 #[expect(clippy::disallowed_methods, reason = "this thread is not a reactor's")]
                 std::thread::sleep(ACCEPT_AGAIN);
                 continue;
             }
         };
         let Ok(alarm) = Alarm::new() else {
-            tracing::warn!("a front end could not be accepted: no file can be opened");
+            let export = &ends.export;
+            tracing::warn!(export, "a front end could not be accepted: no file can be opened");
             ends.dismiss();
             continue;
         };
@@ -266,7 +270,7 @@ fn serve_one(
     if let Err(reason) = ended
         && !ends.is_stopping()
     {
-        tracing::warn!(reason, "a front end was disconnected");
+        tracing::warn!(export = ends.export, reason, "a front end was disconnected");
         if let Some(line) = lines.all().first() {
             let _ = line.ask(|device| device.note(Trouble::Initiator(reason)));
         }
