@@ -198,11 +198,12 @@ impl Array {
             let hold = Hold::default();
             let (sequence, at, len) = (one.sequence(), one.at, one.len());
             let division = one.batch.division();
-            let parity = one.entries().filter(|piece| piece.kind.is_parity());
+            let pieces: Vec<Piece> = one.entries(&self.reactor, self.sector_bytes).collect();
+            let parity = pieces.iter().filter(|piece| piece.kind.is_parity());
             let parity_of = parity.map(|piece| piece.stripe).collect();
             let (void, its_hold) = (Void::No, hold.clone());
             ring.push_back(Batch { sequence, at, len, division, hold: its_hold, parity_of, void });
-            for piece in one.entries() {
+            for piece in pieces {
                 self.sort_in(&mut stripes, piece, &hold);
             }
         }

@@ -16,7 +16,7 @@ use std::rc::Rc;
 use ashlar_format::drive_label::MemberLayout;
 use ashlar_raid::layout::Layout;
 use ashlar_reactor::backend::{Backend, Instant};
-use ashlar_reactor::buffer::Buffers;
+use ashlar_reactor::buffer::{Buffer, Buffers, DIRECT_ALIGN};
 use ashlar_reactor::op::{Device, DeviceId, Done, Errno, LATE, Op, Outcome, Ticket};
 use ashlar_reactor::prng::Prng;
 
@@ -348,7 +348,7 @@ impl World {
             return;
         }
         let traits = self.drive(drive).traits;
-        assert_whole_sectors(op, traits.sector_bytes);
+        assert_is_direct(op, traits.sector_bytes);
         let spread = traits.latency_ns_max - traits.latency_ns_min;
         let mut latency = traits.latency_ns_min + self.latency.below(spread + 1);
         let now_ns = self.now_ns;
@@ -549,12 +549,16 @@ fn number(op: &InFlight) -> u32 {
     op.ticket.0 * 2 + u32::from(op.host == SECOND)
 }
 
-/// Direct I/O takes whole sectors from each piece of memory: pieces that only together are some,
-/// real drives refuse.
-fn assert_whole_sectors(op: &Op, sector_bytes: u32) {
+/// Direct I/O takes whole sectors from each piece of memory, at addresses that a drive can reach:
+/// pieces that only together are some, and others, real drives refuse.
+fn assert_is_direct(op: &Op, sector_bytes: u32) {
     let (Op::Read { into: memory, .. } | Op::Write { from: memory, .. }) = op else { return };
-    let whole = |bytes: usize| bytes.is_multiple_of(sector_bytes as usize);
-    assert!(memory.pieces().iter().all(|piece| whole(piece.len())), "a piece of a sector: {op:?}");
+    let unit = DIRECT_ALIGN.max(sector_bytes as usize);
+    let shown = || {
+        let piece = |its: &Buffer| (its.bytes().as_ptr().addr() % unit, its.len());
+        memory.pieces().iter().map(piece).collect::<Vec<_>>()
+    };
+    assert!(memory.is_aligned(unit), "{:?} of memory at {:?} of {unit}", place(op), shown());
 }
 
 /// What a write brings; not copied if it lies in one piece.

@@ -17,7 +17,8 @@ use ashlar_format::journal_batch::{
 };
 use ashlar_format::record::{self, RecordError, payload_checksum};
 use ashlar_format::units::{Area, MemberIndex, StripeIndex, to_usize};
-use ashlar_reactor::buffer::Buffer;
+use ashlar_reactor::buffer::{Buffer, DIRECT_ALIGN};
+use ashlar_reactor::executor::Reactor;
 
 use super::Piece;
 use crate::array::Array;
@@ -77,12 +78,18 @@ impl Found {
         if self.is_void() { self.at..=longest } else { end..=end }
     }
 
-    /// Entries with their bytes.
-    pub(super) fn entries(&self) -> impl Iterator<Item = Piece> {
+    /// Entries with their bytes, which drives of such sectors take as they are.
+    pub(super) fn entries(
+        &self,
+        reactor: &Reactor,
+        sector_bytes: u32,
+    ) -> impl Iterator<Item = Piece> {
+        let unit = DIRECT_ALIGN.max(sector_bytes as usize);
         let mut at = 0;
         self.batch.entries().iter().filter_map(move |stored| {
             let len = stored.payload_len() as usize;
             let bytes = self.payload.as_ref().map(|payload| payload.slice(at..at + len));
+            let bytes = bytes.map(|bytes| aligned(reactor, bytes, unit));
             at += len;
             let row = stored.row.get();
             let kind = stored.kind().ok()?;
@@ -103,6 +110,16 @@ impl Found {
             Some(piece)
         })
     }
+}
+
+/// What stands behind sums of parity begins anywhere.
+fn aligned(reactor: &Reactor, bytes: Buffer, unit: usize) -> Buffer {
+    if bytes.bytes().as_ptr().addr().is_multiple_of(unit) {
+        return bytes;
+    }
+    let copy = reactor.buffer(bytes.len());
+    copy.copy_from(&bytes);
+    copy
 }
 
 /// A member's whole ring.
