@@ -19,6 +19,8 @@ use crate::refusal::{Answer, Refusal};
 
 /// Wait between two tries to reach a daemon that is starting.
 const RETRY_INTERVAL: Duration = Duration::from_millis(50);
+/// A daemon that is up and well needs less.
+const ANSWER_WITHIN: Duration = Duration::from_secs(1);
 
 /// A daemon, known by its socket.
 pub struct Client {
@@ -54,7 +56,18 @@ impl Client {
     pub async fn wait_up(&self, patience: Duration) -> Answer<()> {
         let deadline = Instant::now() + patience;
         loop {
-            match self.get::<serde_json::Value>("/v1/status").await {
+            let asked = self.get::<serde_json::Value>("/v1/status");
+            // The last try has its moment, too.
+            let until = deadline.max(Instant::now() + ANSWER_WITHIN);
+            let answer = tokio::time::timeout_at(until, asked).await;
+            let silent = |_| {
+                Err(Refusal::failed(format!(
+                    "the daemon at {} does not answer",
+                    self.socket.display()
+                ))
+                .fix("its log says what it waits for, such as another host's lease"))
+            };
+            match answer.unwrap_or_else(silent) {
                 Ok(_) => return Ok(()),
                 Err(refusal) if Instant::now() >= deadline => return Err(refusal),
                 Err(_) => tokio::time::sleep(RETRY_INTERVAL).await,

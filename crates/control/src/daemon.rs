@@ -22,6 +22,7 @@ use crate::catalog::StateDirectory;
 use crate::handover::{self, FORMAT, Handover};
 use crate::host::on_demand::Followers;
 use crate::host::{Host, Seen, WATCH_INTERVAL, witness};
+use crate::log;
 use crate::refusal::{Answer, Refusal};
 use crate::topology::parse_cpus;
 use crate::{connections, machine, server, socket};
@@ -177,6 +178,7 @@ async fn keep_watch(host: Arc<Host>) {
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
+        log::tell_left_out();
         host.watch(&mut seen).await;
     }
 }

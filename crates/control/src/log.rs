@@ -1,19 +1,20 @@
-//! The log, on standard error. What initiators make a target say, as often as they like, is said a
-//! few times, and then how often it was not: strangers do not fill a disk.
+//! The log, on standard error. What initiators make a target say, as often as they like, and what
+//! a bad drive does again and again, is said a few times, and then how often it was not: neither
+//! fills a disk.
 
 use std::collections::BTreeMap;
 use std::io::IsTerminal;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
-use tracing::{Event, Subscriber};
+use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, fmt, registry};
 
-/// Where initiators are served.
-const THEIRS: &str = "ashlar_target";
+/// Where initiators are served, and drives fail what was asked.
+const OFTEN: [&str; 2] = ["ashlar_target", "ashlar_drive"];
 /// Of one place in the code so much is said in a period.
 const PERIOD: Duration = Duration::from_secs(10);
 const SAID_MAX: u32 = 20;
@@ -24,8 +25,17 @@ pub fn start() {
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
         .with_target(false);
-    registry().with(filter).with(Flood::default()).with(lines).init();
+    registry().with(filter).with(Sluice(&FLOOD)).with(lines).init();
 }
+
+/// Says of periods that have ended what was left out in them.
+pub fn tell_left_out() {
+    for (place, lines) in FLOOD.ended(Instant::now()) {
+        tracing::warn!(place, lines, "lines of one kind were left out");
+    }
+}
+
+static FLOOD: Flood = Flood(Mutex::new(BTreeMap::new()));
 
 /// By what tracing calls each place.
 #[derive(Default)]
@@ -38,50 +48,45 @@ struct Said {
     left_out: u64,
 }
 
-#[derive(Debug, PartialEq, Eq)]
-struct Verdict {
-    is_said: bool,
-    /// How often it was not in the period before.
-    left_out: u64,
-}
-
-impl Said {
-    fn once_more(&mut self, now: Instant) -> Verdict {
-        let mut left_out = 0;
-        if now.duration_since(self.began) >= PERIOD {
-            left_out = self.left_out;
-            *self = Said { began: now, times: 0, left_out: 0 };
-        }
-        let is_said = self.times < SAID_MAX;
-        if is_said {
-            self.times += 1;
-        } else {
-            self.left_out += 1;
-        }
-        Verdict { is_said, left_out }
-    }
-}
-
 impl Flood {
-    fn judge(&self, place: &'static str, now: Instant) -> Verdict {
-        let mut places = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let said = places.entry(place).or_insert(Said { began: now, times: 0, left_out: 0 });
-        said.once_more(now)
+    fn places(&self) -> MutexGuard<'_, BTreeMap<&'static str, Said>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
 
-impl<S: Subscriber> Layer<S> for Flood {
-    fn event_enabled(&self, event: &Event<'_>, _: Context<'_, S>) -> bool {
-        let its = event.metadata();
-        if !its.target().starts_with(THEIRS) {
-            return true;
+    /// Whether a line of a place is said.
+    fn lets_through(&self, place: &'static str, now: Instant) -> bool {
+        let mut places = self.places();
+        let said = places.entry(place).or_insert(Said { began: now, times: 0, left_out: 0 });
+        if said.left_out == 0 && now.duration_since(said.began) >= PERIOD {
+            (said.began, said.times) = (now, 0);
         }
-        let Verdict { is_said, left_out } = self.judge(its.name(), Instant::now());
-        if left_out > 0 {
-            // Not one of theirs: it does not come back here.
-            tracing::warn!(left_out, "lines like the next were left out");
+        let is_said = said.times < SAID_MAX;
+        match is_said {
+            true => said.times += 1,
+            false => said.left_out += 1,
         }
         is_said
+    }
+
+    /// How many lines were left out of each place whose period has ended. It begins anew.
+    fn ended(&self, now: Instant) -> Vec<(&'static str, u64)> {
+        let is_over = |_: &&str, its: &mut Said| now.duration_since(its.began) >= PERIOD;
+        let over = self.places().extract_if(.., is_over).collect::<Vec<_>>();
+        let left_out = over.into_iter().map(|(place, its)| (place, its.left_out));
+        left_out.filter(|(_, lines)| *lines > 0).collect()
+    }
+}
+
+/// What may not pass is not said.
+struct Sluice(&'static Flood);
+
+impl<S: Subscriber> Layer<S> for Sluice {
+    fn event_enabled(&self, event: &Event<'_>, _: Context<'_, S>) -> bool {
+        let its = event.metadata();
+        // An error is of the daemon itself, and there are as many as it has parts.
+        let is_often = OFTEN.iter().any(|often| its.target().starts_with(often));
+        let may_flood = is_often && *its.level() > Level::ERROR;
+        !may_flood || self.0.lets_through(its.name(), Instant::now())
     }
 }
 
@@ -92,30 +97,35 @@ mod tests {
     #[test]
     fn a_flood_is_told_by_its_number() {
         let (flood, began) = (Flood::default(), Instant::now());
-        let says = |place, ms| flood.judge(place, began + Duration::from_millis(ms));
-        let all = (0..1000).map(|ms| says("refused", ms));
-        assert_eq!(all.filter(|its| its.is_said).count(), 20);
-        assert_eq!(says("other", 500), Verdict { is_said: true, left_out: 0 });
-        assert_eq!(says("refused", 9_999), Verdict { is_said: false, left_out: 0 });
-        assert_eq!(says("refused", 10_000), Verdict { is_said: true, left_out: 981 });
-        assert_eq!(says("refused", 10_001), Verdict { is_said: true, left_out: 0 });
-        assert_eq!(says("refused", 99_000), Verdict { is_said: true, left_out: 0 });
+        let at = |ms| began + Duration::from_millis(ms);
+        let says = |place, ms| flood.lets_through(place, at(ms));
+        assert_eq!((0..1000).filter(|ms| says("refused", *ms)).count(), 20);
+        assert!(says("other", 500) && !says("refused", 9_999));
+        assert!(flood.ended(at(9_999)).is_empty());
+        // Nobody has told of these yet.
+        assert!(!says("refused", 10_000));
+        assert_eq!(flood.ended(at(10_000)), [("refused", 982)]);
+        assert!(flood.ended(at(99_000)).is_empty());
+        assert_eq!((0..30).filter(|_| says("refused", 99_000)).count(), 20);
+        assert_eq!(flood.ended(at(109_000)), [("refused", 10)]);
     }
 
     #[test]
-    fn only_what_initiators_cause_is_left_out() {
+    fn only_what_others_cause_is_left_out() {
+        static EMPTY: Flood = Flood(Mutex::new(BTreeMap::new()));
         let written = std::sync::Arc::new(Mutex::new(Vec::new()));
         let its = written.clone();
         let lines = fmt::layer().with_writer(move || Pipe(its.clone())).with_ansi(false);
-        tracing::subscriber::with_default(registry().with(Flood::default()).with(lines), || {
+        tracing::subscriber::with_default(registry().with(Sluice(&EMPTY)).with(lines), || {
             for _ in 0..50 {
                 tracing::warn!(target: "ashlar_target::nbd", "theirs");
+                tracing::error!(target: "ashlar_target::nbd", "grave");
                 tracing::warn!("ours");
             }
         });
         let text = String::from_utf8(written.lock().unwrap().clone()).unwrap();
         let count = |what: &str| text.lines().filter(|line| line.ends_with(what)).count();
-        assert_eq!((count("theirs"), count("ours")), (20, 50));
+        assert_eq!((count("theirs"), count("grave"), count("ours")), (20, 50, 50));
     }
 
     struct Pipe(std::sync::Arc<Mutex<Vec<u8>>>);

@@ -403,7 +403,7 @@ mod tests {
             queues: Some(1),
             serial: None,
             state: ExportState::Connected,
-            lost: None,
+            unreachable: None,
             error: None,
             limits: Default::default(),
             queues_active: 1,

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use ashlar_reactor::mailbox::Sender;
-use ashlar_target::export::{Export, ExportError, Part, Usage};
+use ashlar_target::export::{Export, ExportError, Part, Place, Usage};
 use ashlar_target::fuse::{self, FuseExport, FuseSpec};
 use ashlar_target::handed::Handed;
 use ashlar_target::limits::{Rate, RateLimits, Rates};
@@ -36,7 +36,6 @@ pub struct ServedStatus {
     pub counters: ExportCounters,
     pub traffic: Traffic,
     pub way: Option<String>,
-    pub lost: Option<String>,
     pub last_error: Option<String>,
 }
 
@@ -47,6 +46,9 @@ pub struct Served {
     limits: Arc<RateLimits>,
     /// `None` once it was stopped.
     export: Arc<Mutex<Owned>>,
+    place: Option<Arc<dyn Place>>,
+    /// What was seen there last.
+    lost: Arc<Mutex<Option<String>>>,
 }
 
 /// How a volume presents itself to initiators.
@@ -78,7 +80,13 @@ impl Served {
         let its = limits.clone();
         let started = beside(move || start(front, label, (its, access), parts, &ports, handed));
         let export = started.await?.map_err(refusal)?;
-        Ok(Served { cores, limits, export: Arc::new(Mutex::new(Some(export))) })
+        Ok(Served::of(cores, limits, export))
+    }
+
+    fn of(cores: Vec<Sender>, limits: Arc<RateLimits>, export: Box<dyn Export>) -> Served {
+        let place = export.place();
+        let export = Arc::new(Mutex::new(Some(export)));
+        Served { cores, limits, export, place, lost: Arc::default() }
     }
 
     /// Listens for who will want a volume whose array is away: see [`VhostExport::wait`].
@@ -101,8 +109,21 @@ impl Served {
         let KnownDisk { bytes, discard_bytes } = disk;
         let facts = DiskFacts { bytes, discard_bytes };
         let started = beside(move || VhostExport::wait(facts, spec, handed)).await?;
-        let export: Box<dyn Export> = Box::new(started.map_err(refusal)?);
-        Ok(Served { cores: Vec::new(), limits, export: Arc::new(Mutex::new(Some(export))) })
+        Ok(Served::of(Vec::new(), limits, Box::new(started.map_err(refusal)?)))
+    }
+
+    /// Looks whether the export can be found, for [`Served::lost`]. Waits for the file system that
+    /// its place is in, and keeps nobody else from the export meanwhile.
+    pub async fn look_at_place(&self) {
+        let Some(place) = self.place.clone() else { return };
+        if let Ok(lost) = beside(move || place.lost()).await {
+            *self.lost.lock().unwrap_or_else(PoisonError::into_inner) = lost;
+        }
+    }
+
+    /// Why nobody new could find it at the last look.
+    pub fn lost(&self) -> Option<String> {
+        self.lost.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// See [`Export::usage`]. Waits for nobody; `None`: it is being asked something else, or was
@@ -308,7 +329,6 @@ fn status(export: &dyn Export) -> Option<ServedStatus> {
         },
         traffic: traffic(&status.traffic),
         way: status.way,
-        lost: status.lost,
         last_error: status.last_error,
     })
 }

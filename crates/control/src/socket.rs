@@ -27,6 +27,18 @@ pub fn check_place(path: &Path) -> Answer<()> {
     make_directory(path)
 }
 
+/// Refuses a path in a directory that is not there: that is mistyped more often than meant. (What
+/// is kept finds its directory made anew, where a start of the machine has emptied it.)
+pub fn check_directory(path: &Path) -> Answer<()> {
+    match path.parent() {
+        Some(parent) if path.is_absolute() && !parent.is_dir() => {
+            Err(Refusal::unknown(format!("there is no directory {}", parent.display()))
+                .fix("make it, or name another path"))
+        }
+        Some(_) | None => Ok(()),
+    }
+}
+
 /// Makes sure that a socket can be bound at `path`: one that nobody listens on any more is removed.
 pub fn make_way(path: &Path) -> Answer<()> {
     check_place(path)?;
@@ -66,6 +78,17 @@ mod tests {
     use std::os::unix::net::UnixListener;
 
     use super::*;
+
+    #[test]
+    fn a_directory_that_is_mistyped_is_not_made() {
+        let scratch = tempfile::tempdir().unwrap();
+        assert!(check_directory(&scratch.path().join("e.sock")).is_ok());
+        let mistyped = scratch.path().join("rnu/e.sock");
+        assert!(check_directory(&mistyped).unwrap_err().error.contains("no directory"));
+        assert!(!scratch.path().join("rnu").exists());
+        // Told by others.
+        assert!(check_directory(Path::new("e.sock")).is_ok());
+    }
 
     #[test]
     fn only_a_dead_socket_is_removed() {

@@ -217,6 +217,19 @@ fn too_few_members() {
 }
 
 #[test]
+fn where_a_pair_is_away_it_is_that_pair_that_is_told() {
+    let mut daemon = Daemon::with_array(10, 4);
+    daemon.stop();
+    for name in ["d2", "d3"] {
+        std::fs::rename(daemon.path(&format!("{name}.img")), daemon.path(name)).unwrap();
+    }
+    daemon.start_again();
+    let said = daemon.refused("array start a");
+    assert!(said.contains("of members 2 to 3, 0 of 1 members that are needed are here"), "{said}");
+    assert!(said.contains("attach d2, d3"), "{said}");
+}
+
+#[test]
 fn who_is_here_and_does_not_count_is_named() {
     let mut daemon = Daemon::with_array(5, 4);
     daemon.ok("drive detach d3 --force");

@@ -502,6 +502,13 @@ fn what_exports_have_while_they_wait_is_changed_and_refused() {
     b.ok("export set e --read-iops 1000");
     drop(at_b);
     b.wait_for("export show e", |export| export["state"] == "listening");
+    // What waits is found again, once what is in its way has gone.
+    std::fs::write(b.path("precious"), "precious").unwrap();
+    std::fs::rename(b.path("precious"), b.path("export/e.sock")).unwrap();
+    b.wait_for("export show e", |export| export["error"].to_string().contains("is not a socket"));
+    std::fs::remove_file(b.path("export/e.sock")).unwrap();
+    b.wait_for("export show e", |export| export["state"] == "listening");
+    assert_eq!(b.array_state("a"), "stopped");
     // Not on demand, it is an array as any.
     a.ok("array on-demand a");
     a.ok("array on-demand a --off");

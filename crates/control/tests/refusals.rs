@@ -428,6 +428,14 @@ fn a_full_state_directory_refuses_changes() {
     std::fs::remove_dir(daemon.path("state/catalog.json.new")).unwrap();
     daemon.ok("array create a --level 5 --drives d0,d1,d2");
     assert_eq!(daemon.json("status")["problems"], serde_json::json!([]));
+    // Guests may wait for a drive that hangs: it is pulled all the same, and that is said.
+    std::fs::create_dir(daemon.path("state/catalog.json.new")).unwrap();
+    let output = daemon.run("drive detach d0 --force");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && said.contains("was pulled, and not detached"), "{said}");
+    daemon.wait_for("array show a", |array| array["state"] == "degraded");
+    std::fs::remove_dir(daemon.path("state/catalog.json.new")).unwrap();
+    daemon.ok("drive detach d0 --force");
 }
 
 #[test]

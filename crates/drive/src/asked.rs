@@ -1,5 +1,7 @@
 //! What a drive is asked to do.
 
+use std::fmt::{Display, Formatter};
+
 use ashlar_reactor::backend::Instant;
 use ashlar_reactor::executor::{Io, Reactor};
 use ashlar_reactor::op::{Op, Outcome};
@@ -18,6 +20,23 @@ impl Span {
 
     pub(crate) fn of_now(reactor: &Reactor) -> Span {
         Span { began: reactor.turn_time(), ended: reactor.turn_time() }
+    }
+}
+
+/// `write of 4096 bytes at 8192`
+pub(crate) struct Shown<'a>(pub(crate) &'a Op);
+
+impl Display for Shown<'_> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        match self.0 {
+            Op::Read { offset, into, .. } => write!(f, "read of {} bytes at {offset}", into.len()),
+            Op::Write { offset, from, .. } => {
+                write!(f, "write of {} bytes at {offset}", from.len())
+            }
+            Op::WriteZeroes { offset, len, .. } => write!(f, "zeroing of {len} bytes at {offset}"),
+            Op::Flush { .. } => f.write_str("flush"),
+            Op::Descriptor { .. } => unreachable!("nobody asks that of a drive"),
+        }
     }
 }
 

@@ -28,7 +28,7 @@ use ashlar_reactor::traffic::{self, Kind, Traffic};
 use ashlar_reactor::wait_list::WaitList;
 use ashlar_reactor::window::Window;
 
-use crate::asked::{Asked, Span};
+use crate::asked::{Asked, Shown, Span};
 use crate::error::DriveError;
 use crate::gate::Gate;
 use crate::health::{During, Health, HealthLimits, HealthState};
@@ -575,6 +575,15 @@ impl Drive {
         self.judge(|health| health.error(&self.health_limits, error, during, || self.is_needed()));
     }
 
+    /// What a person needs who looks for the reason: what was asked, and what the system said.
+    fn tell(&self, op: &Op, outcome: Outcome, attempts: u32) {
+        let (drive, asked) = (&self.name, Shown(op));
+        match outcome {
+            Ok(moved) => tracing::warn!(drive, attempts, "{asked} ended after {moved} bytes"),
+            Err(errno) => tracing::warn!(drive, attempts, "{asked} failed: {errno}"),
+        }
+    }
+
     /// There may be more in the drive's cache.
     fn note_unflushed(&self) {
         self.flush.writes_completed.set(self.flush.writes_completed.get() + 1);
@@ -737,6 +746,9 @@ impl UnderWay {
         let says_more = || !self.is_probe && self.drive.unreadable.is_new(op);
         if error != DriveError::Media || says_more() {
             self.drive.bad_answer(self.asked, error);
+            if !error.is_innocent() {
+                self.drive.tell(op, outcome, self.attempt);
+            }
         }
         Some(Err(error))
     }

@@ -19,6 +19,7 @@
 
 use std::cell::Cell;
 use std::cmp::Ordering;
+use std::ops::Range;
 use std::rc::Rc;
 
 use ashlar_drive::drive::Drive;
@@ -633,10 +634,12 @@ fn judge(
         .collect();
     // Past its limit nothing can be journaled.
     if !layout.survives(&here) && (!options.force || journaled) {
-        let present = here.iter().filter(|here| **here).count();
+        let (among, needed) = first_lacking(layout, &here);
+        let present = here[among.clone()].iter().filter(|here| **here).count();
+        let among = Some(among).filter(|its| its.len() < members.len());
         let others = members.iter().filter(|its| its.state != MemberState::Trusted);
         let old = others.filter_map(|its| Some(its.drive.as_ref()?.name().to_owned())).collect();
-        return Err(AssembleError::TooFew { present, needed: needed(layout), old });
+        return Err(AssembleError::TooFew { among, present, needed, old });
     }
     if options.force {
         return Ok(());
@@ -658,11 +661,14 @@ fn judge(
     if layout.survives(&absent) { Err(AssembleError::MaybeOld) } else { Ok(()) }
 }
 
-fn needed(layout: &Layout) -> usize {
-    if layout.is_mirrored() {
-        return layout.data.into();
-    }
-    layout.members() - usize::from(layout.groups) * usize::from(layout.parity)
+/// The first members that stand for each other of whom not enough are here, and how many would be.
+/// (At level 0, that is all of them.)
+fn first_lacking(layout: &Layout, here: &[bool]) -> (Range<usize>, usize) {
+    let set = usize::from(layout.set_members());
+    let needed = set - usize::from(layout.tolerated());
+    let is_lacking = |its: &[bool]| its.iter().filter(|here| **here).count() < needed;
+    let first = here.chunks(set).position(is_lacking).unwrap_or(0) * set;
+    (first..first + set, needed)
 }
 
 /// A map of regions as the newest pages on any member have it. All regions of a page that no member

@@ -38,9 +38,8 @@ enum Kinship {
 }
 
 /// A member's own drive that an array which runs cannot take.
-fn waits_for_start(drive: &Drive, why: &str) -> ChangeError {
-    let what = "stop the array, and start it with this drive";
-    ChangeError::Spec(format!("drive {}: {why}: {what}", drive.name()))
+fn waits_for_start(drive: &Drive, why: &'static str) -> ChangeError {
+    ChangeError::WaitsForStart { drive: drive.name().to_owned(), why }
 }
 
 impl Array {

@@ -1,5 +1,7 @@
 //! What an array can answer instead of data.
 
+use std::ops::Range;
+
 use ashlar_format::units::MemberIndex;
 
 /// Why a read, write or flush was not done.
@@ -32,6 +34,9 @@ pub enum ChangeError {
     Drive { drive: String, error: ashlar_drive::error::DriveError },
     #[error("there is no member {0}")]
     NoMember(MemberIndex),
+    /// A member's own drive that an array which runs cannot take.
+    #[error("drive {drive}: {why}")]
+    WaitsForStart { drive: String, why: &'static str },
     #[error("member {0} is in use; pull its drive first")]
     MemberInUse(MemberIndex),
     #[error("member {0} holds what no other member that is here has; nothing could replace it")]
@@ -78,9 +83,14 @@ pub enum AssembleError {
     Newer { drive: String, what: &'static str, version: u16 },
     #[error("drive {drive} has room for {has} bytes; member {member} holds {needs}")]
     TooSmall { drive: String, member: MemberIndex, has: u64, needs: u64 },
-    /// `old`: drives of others that are here, and do not hold everything.
-    #[error("{present} of {needed} members that are needed are here{}", not_counted(old))]
-    TooFew { present: usize, needed: usize, old: Vec<String> },
+    /// `among`: the first members that stand for each other of whom too few are here. `old`: drives
+    /// of others that are here, and do not hold everything.
+    #[error(
+        "{}{present} of {needed} members that are needed are here{}",
+        set_shown(among),
+        not_counted(old)
+    )]
+    TooFew { among: Option<Range<usize>>, present: usize, needed: usize, old: Vec<String> },
     #[error("members that are absent may hold newer data than those that are here")]
     MaybeOld,
     /// Nothing on it says what it lacks.
@@ -107,6 +117,11 @@ pub enum AssembleError {
     JournalUnreadable { member: MemberIndex },
     #[error("no member can be written: {0}")]
     Array(#[from] ArrayError),
+}
+
+fn set_shown(among: &Option<Range<usize>>) -> String {
+    let shown = |its: &Range<usize>| format!("of members {} to {}, ", its.start, its.end - 1);
+    among.as_ref().map(shown).unwrap_or_default()
 }
 
 fn not_counted(old: &[String]) -> String {

@@ -29,17 +29,23 @@ pub(crate) struct Finding {
     pub(crate) flawed: Vec<Flawed>,
 }
 
+impl Verdict {
+    /// Positions whose member returned other bytes than fit those of the others.
+    fn located(&self) -> BTreeSet<u8> {
+        let found = match self {
+            Verdict::Differs(found) => found.as_slice(),
+            Verdict::Agrees | Verdict::Unreadable => &[],
+        };
+        found.iter().filter_map(|(its, _)| its.liar_position()).collect()
+    }
+}
+
 impl Finding {
     /// Positions whose member returned other bytes than it was given. One that says that it cannot
     /// read has not.
     fn liars(&self) -> BTreeSet<u8> {
         let lied = self.flawed.iter().filter(|its| its.flaw != Flaw::Unreadable);
-        let located = match &self.verdict {
-            Verdict::Differs(found) => found.as_slice(),
-            Verdict::Agrees | Verdict::Unreadable => &[],
-        };
-        let located = located.iter().filter_map(|(its, _)| its.liar_position());
-        lied.map(|its| its.position).chain(located).collect()
+        lied.map(|its| its.position).chain(self.verdict.located()).collect()
     }
 }
 
@@ -76,6 +82,12 @@ impl Array {
                     let place = self.place(stripe, its.liar_position(), &its.rows);
                     ScrubPlace { repaired: *repaired, ..place }
                 }));
+            }
+        }
+        // Of what does not fit its checksum the drive knows already.
+        for position in finding.verdict.located() {
+            if let Some((drive, _)) = self.members.at(stripe, position) {
+                drive.note_wrong_block();
             }
         }
         for position in finding.liars() {

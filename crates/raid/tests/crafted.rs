@@ -142,6 +142,24 @@ fn parity_and_its_sums_for_the_same_rows_are_not_taken_for_each_other() {
 
 /// Two of three parity chunks by their sums, the third in full: as a build of ours has them, and
 /// with one of them twice, and in the other form as well.
+/// They have no bytes, where others begin at any address.
+#[test]
+fn zeroes_behind_sums_end_nobody() {
+    run(|reactor| async move {
+        let mut pair = Pair::new(&reactor, Level::Raid5, 3, 512).await;
+        pair.put(0, &[3; 2 * CHUNK]).await;
+        let (data, parity) = ([66_u8; ROWS.end], [66_u8 ^ 3; ROWS.end]);
+        let sum = ParitySum::of_array(&[9; 16]);
+        let one = sum.of(&parity.as_chunks().0[0]).to_le_bytes();
+        let zeroes = StoredEntry::new(EntryKind::Zeroes, 0, 0, 0, u32::MAX);
+        let entries = [entry(EntryKind::Data, 0, 0..512), entry(EntryKind::ParitySums, 2, 0..512)];
+        let payload = [&data[..512], &one].concat();
+        crash_with(&mut pair, &[entries[0], entries[1], zeroes], &payload).await;
+        pair.bytes[..512].copy_from_slice(&data[..512]);
+        is_right(&mut pair).await;
+    });
+}
+
 #[test]
 fn parity_in_full_beside_sums_is_taken_once() {
     for more in [None, Some(EntryKind::Parity), Some(EntryKind::ParitySums)] {

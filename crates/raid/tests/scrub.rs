@@ -92,6 +92,12 @@ fn who_lies_alone_is_named_and_mended() {
             }
             let count = places.len() as u64;
             let report = scrub(&pair, false).await;
+            // Its drive is known for it, also after the next scrub.
+            for member in pair.array.status().members {
+                let told = member.drive.unwrap().health().wrong_blocks;
+                let expected = wrong.get(&member.index).copied().unwrap_or_default();
+                assert_eq!(told, expected, "{level:?}: member {}", member.index);
+            }
             let expected = ScrubReport {
                 began_s: report.began_s,
                 ended_s: report.ended_s,

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use ashlar_pool::volume::Volume;
 use ashlar_reactor::mailbox::Sender;
@@ -61,8 +62,6 @@ pub struct ExportStatus {
     pub traffic: traffic::Report,
     /// How the front end and its initiators reach each other, where there are several ways.
     pub way: Option<String>,
-    /// Why nobody new finds it, though it is served: what it has made in the file system is gone.
-    pub lost: Option<String>,
     /// The last thing that went wrong, if anything did.
     pub last_error: Option<String>,
 }
@@ -103,7 +102,6 @@ impl ExportStatus {
             counters: parts.iter().map(|part| part.counters).sum(),
             traffic: parts.iter().map(|part| part.traffic).sum(),
             way: None,
-            lost: None,
             last_error: parts.into_iter().find_map(|part| part.trouble).map(|its| its.to_string()),
         }
     }
@@ -112,6 +110,13 @@ impl ExportStatus {
     pub fn queues_active(&self) -> u16 {
         self.queues_of_parts.iter().sum()
     }
+}
+
+/// What leads to an export in the file system.
+pub trait Place: Send + Sync {
+    /// Why nobody finds the export there any more; `None`: it can be found. Waits for that file
+    /// system.
+    fn lost(&self) -> Option<String>;
 }
 
 /// What an export knows of whether somebody needs its volume.
@@ -137,6 +142,11 @@ pub trait Export: Send {
     /// Whether its volume is needed here.
     fn usage(&self) -> Usage {
         Usage::InUse
+    }
+
+    /// Without which nobody new can come; `None`: it needs none.
+    fn place(&self) -> Option<Arc<dyn Place>> {
+        None
     }
 
     /// The volume has grown: initiators are told, where they listen for that.

@@ -24,7 +24,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use crate::disk::{Disk, SERIAL_BYTES};
-use crate::export::{Export, ExportError, ExportStatus, Part, PartStatus};
+use crate::export::{Export, ExportError, ExportStatus, Part, PartStatus, Place};
 use crate::fuse::file::File;
 use crate::fuse::mount::{Mount, MountError, possible_cpus};
 use crate::fuse::session::{Session, Way};
@@ -73,9 +73,9 @@ impl FuseExport {
                 let export = &spec.name;
                 tracing::warn!(export, "without io_uring, by which it does not work: {why}");
                 let spec = FuseSpec { may_ring: false, ..spec };
-                FuseExport::mount(&part, &spec)?.map_err(ExportError::Spec)
+                FuseExport::mount(&part, &spec)?.map_err(ExportError::File)
             }
-            Err(why) => Err(ExportError::Spec(why)),
+            Err(why) => Err(ExportError::File(why)),
         }
     }
 
@@ -142,8 +142,11 @@ impl Export for FuseExport {
                 Some(format!("io_uring, {queues} queues of {entries} entries"))
             }
         };
-        let lost = self.mount.as_ref().and_then(Mount::lost);
-        Some(ExportStatus { way, lost, ..ExportStatus::of(vec![part]) })
+        Some(ExportStatus { way, ..ExportStatus::of(vec![part]) })
+    }
+
+    fn place(&self) -> Option<Arc<dyn Place>> {
+        self.mount.as_ref().map(|mount| mount.place() as Arc<dyn Place>)
     }
 
     /// The kernel asks for the size again every second; a loop device is told by `losetup -c`.

@@ -37,7 +37,7 @@ use std::sync::atomic::AtomicBool;
 use std::thread::JoinHandle;
 
 use crate::disk::{Disk, PARTS_MAX, SERIAL_BYTES};
-use crate::export::{Export, ExportError, ExportStatus, Part, check_count};
+use crate::export::{Export, ExportError, ExportStatus, Part, Place, check_count};
 use crate::limits::RateLimits;
 use crate::line::{Line, Lines};
 use crate::nbd::listener::{BACKLOG, Listener};
@@ -80,13 +80,13 @@ impl NbdExport {
         if let Some(path) = &spec.socket {
             let (listener, file) =
                 unix_socket::bind(path, BACKLOG, spec.access).map_err(|error| error.of(path))?;
-            listeners.push(Listener::Unix(listener, file));
+            listeners.push(Listener::Unix(listener, Arc::new(file)));
         }
         let remove = |_: &ExportError| listeners.iter().for_each(Listener::remove_file);
         let lines = start_posts(parts, count, &spec).inspect_err(remove)?;
         let mut export = NbdExport { spec, lines, stopping: Arc::default(), listeners: Vec::new() };
-        for listener in listeners {
-            // An export that is dropped takes back what was begun.
+        // An export that is dropped takes back what was begun; first what leaves something behind.
+        for listener in listeners.into_iter().rev() {
             export.serve(listener)?;
         }
         Ok(export)
@@ -97,6 +97,7 @@ impl NbdExport {
         let (its, lines, stopping) = (listener.clone(), self.lines.clone(), self.stopping.clone());
         let body = move || its.serve(&stopping, &lines);
         let thread = std::thread::Builder::new().name("nbd".into()).spawn(body);
+        let thread = thread.inspect_err(|_| listener.remove_file());
         self.listeners.push((listener, thread.map_err(ExportError::Thread)?));
         Ok(())
     }
@@ -112,8 +113,14 @@ impl NbdExport {
 
 impl Export for NbdExport {
     fn status(&self) -> Option<ExportStatus> {
-        let lost = self.listeners.iter().find_map(|(listener, _)| listener.file()?.lost());
-        Some(ExportStatus { lost, ..ExportStatus::of(self.lines.ask_all(Post::status).ok()?) })
+        Some(ExportStatus::of(self.lines.ask_all(Post::status).ok()?))
+    }
+
+    /// Who has an address to come to needs no socket.
+    fn place(&self) -> Option<Arc<dyn Place>> {
+        let mut sockets = self.listeners.iter().filter_map(|(listener, _)| listener.file());
+        let file = sockets.next().filter(|_| self.spec.listen.is_none())?;
+        Some(file.clone())
     }
 
     /// The protocol has no way to tell: clients see it when they connect again. Requests beyond

@@ -10,7 +10,7 @@ use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-use crate::export::ExportError;
+use crate::export::{ExportError, Place};
 
 /// Only the daemon's user, and root, may connect.
 const MODE: u32 = 0o600;
@@ -42,32 +42,42 @@ pub struct SocketFile {
 }
 
 impl SocketFile {
-    /// Of a socket that has just been bound to `path`, or that has come from another process.
+    /// Of a socket that has just been bound to `path`. (Of one that comes from another process it
+    /// is taken for granted that what is there is its.)
     pub fn of(path: &Path) -> SocketFile {
         SocketFile { path: path.to_owned(), file: socket_at(path).ok().flatten() }
     }
 
-    /// Why nobody finds the socket any more; `None`: it can be found.
-    pub fn lost(&self) -> Option<String> {
-        let path = self.path.display();
-        match socket_at(&self.path) {
-            Ok(there) if there.is_some() && there == self.file => None,
-            Ok(_) => Some(format!("something else has taken the place of its socket {path}")),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                Some(format!("its socket {path} was removed"))
-            }
-            Err(error) => Some(format!("its socket {path} is not found: {error}")),
-        }
+    /// Whether it leads to the socket still. An error: nothing is there, or cannot be seen.
+    fn is_there(&self) -> std::io::Result<bool> {
+        socket_at(&self.path).map(|there| there.is_some() && there == self.file)
     }
 
     /// Removes it, while the socket is open still. What somebody has put in its place stays.
     pub fn remove(&self) {
-        let removed = match self.lost() {
-            None => std::fs::remove_file(&self.path).map_err(|error| error.to_string()),
-            Some(lost) => Err(lost),
+        let removed = match self.is_there() {
+            Ok(true) => std::fs::remove_file(&self.path),
+            Ok(false) => Err(std::io::Error::other("something else has taken its place")),
+            // Somebody was faster.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+            Err(error) => Err(error),
         };
         if let Err(error) = removed {
-            tracing::warn!(path = %self.path.display(), "the socket is not removed: {error}");
+            tracing::warn!(path = %self.path.display(), %error, "the socket is not removed");
+        }
+    }
+}
+
+impl Place for SocketFile {
+    fn lost(&self) -> Option<String> {
+        let path = self.path.display();
+        match self.is_there() {
+            Ok(true) => None,
+            Ok(false) => Some(format!("something else has taken the place of its socket {path}")),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                Some(format!("its socket {path} was removed"))
+            }
+            Err(error) => Some(format!("its socket {path} is not found: {error}")),
         }
     }
 }

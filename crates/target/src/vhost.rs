@@ -43,7 +43,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crate::disk::{Disk, PARTS_MAX, SERIAL_BYTES};
-use crate::export::{Export, ExportError, ExportStatus, Part, Usage, check_count};
+use crate::export::{Export, ExportError, ExportStatus, Part, Place, Usage, check_count};
 use crate::handed::{FrontEnd, Handed};
 use crate::limits::RateLimits;
 use crate::line::{Line, Lines};
@@ -195,12 +195,15 @@ impl Export for VhostExport {
     fn status(&self) -> Option<ExportStatus> {
         let mut status = ExportStatus::of(self.lines.ask_all(Device::status).ok()?);
         status.connected |= self.lines.all().is_empty() && self.ends.usage().is_some();
-        status.lost = self.ends.file().lost();
         Some(status)
     }
 
     fn usage(&self) -> Usage {
         self.ends.usage().unwrap_or(Usage::Idle)
+    }
+
+    fn place(&self) -> Option<Arc<dyn Place>> {
+        Some(self.ends.file().clone())
     }
 
     fn resized(&self) {

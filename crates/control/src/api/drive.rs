@@ -151,8 +151,9 @@ pub struct DriveCounters {
     pub write_errors: u64,
     /// Operations that were not answered in time; the first makes the drive a failed one.
     pub timeouts: u64,
-    /// Blocks that it returned other than they were written, without an error; known where the
-    /// array keeps checksums.
+    /// Blocks that it returned other than they were written, without an error. Known where the
+    /// array keeps checksums; else each stripe counts once in which a scrub found that it was this
+    /// drive.
     pub wrong_blocks: u64,
     /// The same of checksums that it keeps.
     pub wrong_checksums: u64,

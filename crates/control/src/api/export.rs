@@ -276,7 +276,7 @@ pub struct Export {
     /// Why nobody new can connect, while somebody is connected still: what led to it in the file
     /// system is gone. It is made anew once nobody is connected.
     #[serde(default)]
-    pub lost: Option<String>,
+    pub unreachable: Option<String>,
     /// Why it is down, or what last went wrong with its guest.
     #[serde(default)]
     pub error: Option<String>,

@@ -442,7 +442,11 @@ pub fn arrays_table(arrays: &[Array]) -> String {
             or_dash(work_text(array)),
         ]);
     }
-    rows(&shown, "no arrays; `ashlar array create NAME --level 5 --drives d0,d1,d2` makes one")
+    rows(
+        &shown,
+        "no arrays; `ashlar array create NAME --level 5 --drives d0,d1,d2` makes one, `ashlar \
+         array start --scan` starts those that attached drives have",
+    )
 }
 
 fn details(array: &Array) -> String {

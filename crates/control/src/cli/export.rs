@@ -435,8 +435,8 @@ fn details(export: &Export) -> String {
     lines.extend(export.traffic.iter().flat_map(|its| traffic::lines(its, 10)));
     lines.extend(export.socket_access.as_ref().map(|its| format!("socket    {its}")));
     lines.extend(export.error.as_ref().map(|error| format!("error     {error}")));
-    let lost = export.lost.as_ref().filter(|_| export.state != ExportState::Down);
-    lines.extend(lost.map(|lost| format!("lost      {lost}")));
+    let unreachable = export.unreachable.as_ref().filter(|_| export.state != ExportState::Down);
+    lines.extend(unreachable.map(|why| format!("unreach.  {why}")));
     if let Some(its) = &export.nvme {
         let any = || "any that can connect".to_owned();
         let hosts = if its.hosts.is_empty() { any() } else { its.hosts.join(" ") };

@@ -89,7 +89,7 @@ fn counts_text(scrub: &Scrub) -> String {
         parts.push(format!("of {undecided} it cannot be told what is wrong"));
     }
     if scrub.unreadable_stripes > 0 {
-        parts.push(format!("{} stripes unreadable", scrub.unreadable_stripes));
+        parts.push(format!("{} stripes could not be checked", scrub.unreadable_stripes));
     }
     if scrub.bad_stripes > 0 {
         parts.push(format!("{} stripes have lost blocks", scrub.bad_stripes));
@@ -140,7 +140,11 @@ fn place_line(place: &ScrubPlace, members: &[Member]) -> String {
         ScrubFlaw::Checksum => ", had lost the checksum",
         ScrubFlaw::Unreadable => ", could not be read",
     };
-    let mended = if *repaired { "mended" } else { "not mended" };
+    let mended = match (repaired, member) {
+        (true, Some(_)) => "mended",
+        (true, None) => "made to agree",
+        (false, _) => "not mended",
+    };
     format!("            at {offset} +{len} (stripe {stripe}{volume}): {who}{what}; {mended}")
 }
 
@@ -155,7 +159,7 @@ fn advice(scrub: &Scrub, name: &str) -> Vec<String> {
                  until it is written again, so restore those ranges from a copy that you have"
             }
             false => {
-                "stripes are unreadable where members are missing or not in sync: scrub again \
+                "stripes cannot be checked where members are missing or not in sync: scrub again \
                       when all are here"
             }
         };

@@ -90,7 +90,11 @@ pub fn volumes_table(volumes: &[Volume]) -> String {
         let size = Size(volume.bytes).to_string();
         shown.add_row([volume.name.clone(), volume.array.clone(), size, exports]);
     }
-    rows(&shown, "no volumes; `ashlar volume create NAME --array ARRAY --size SIZE` makes one")
+    rows(
+        &shown,
+        "no volumes on arrays that run; `ashlar volume create NAME --array ARRAY --size SIZE` \
+         makes one",
+    )
 }
 
 fn details(volume: &Volume) -> String {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use ashlar_format::array_superblock::{ArraySuperblock, Level};
+use ashlar_format::array_superblock::{ArraySuperblock, Level, MemberState};
 use ashlar_pool::pool::Pool;
 use ashlar_raid::array::Array;
 use ashlar_raid::layout::Shape;
@@ -550,7 +550,7 @@ impl Host {
     }
 
     /// What to call the drives of members that are not attached.
-    fn absent_drives(&self, uuid: Uuid, newest: Option<&ArraySuperblock>) -> Vec<String> {
+    fn absent_drives(&self, uuid: Uuid, newest: Option<&ArraySuperblock>) -> translate::Absent {
         self.look(|state| {
             let is_here = |member: &[u8; 16]| {
                 let mut labels = state.drives.values().filter_map(|its| its.content.label());
@@ -559,13 +559,18 @@ impl Host {
             let last = state.catalog.arrays.get(&uuid).map(|its| &its.drives);
             let members = newest.into_iter().flat_map(|its| its.members()).zip(0..);
             let absent = members.filter(|(member, _)| !is_here(&member.drive));
-            let names = absent.map(|(_, index)| {
+            let mut drives = translate::Absent::default();
+            for (member, index) in absent {
                 let name = last.and_then(|last| last.get(&index));
                 // Another may be called that by now.
                 let name = name.filter(|name| !state.drives.contains_key(*name));
-                name.cloned().unwrap_or_else(|| format!("the drive of member {index}"))
-            });
-            names.collect()
+                let name = name.cloned().unwrap_or_else(|| format!("the drive of member {index}"));
+                if member.state() == Ok(MemberState::Trusted) {
+                    drives.whole.push(name.clone());
+                }
+                drives.all.push(name);
+            }
+            drives
         })
     }
 

@@ -84,7 +84,11 @@ impl Host {
         }
         let volumes: Vec<&str> = snapshot.volumes.iter().map(|v| v.name.as_str()).collect();
         let state = if snapshot.state == ArrayState::Failed { "failed " } else { "" };
-        Err(Refusal::conflict(format!("{state}array {name} holds volumes: {}", volumes.join(", ")))
+        // Whoever uses one would lose it under way.
+        let used = self.check_exports_unused(name, running.uuid).await.err();
+        let used = used.map(|refusal| format!("; {}", refusal.error)).unwrap_or_default();
+        let volumes = volumes.join(", ");
+        Err(Refusal::conflict(format!("{state}array {name} holds volumes: {volumes}{used}"))
             .fix("delete them first, or use --force to lose them"))
     }
 

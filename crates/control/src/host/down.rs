@@ -14,6 +14,7 @@ use crate::engine;
 use crate::front::Front;
 use crate::host::{Host, Running};
 use crate::refusal::Refusal;
+use crate::served::Served;
 
 /// Why an export is down.
 pub(super) struct Down {
@@ -45,13 +46,13 @@ impl Host {
         }
     }
 
-    /// What led to an export in the file system is gone, and nobody is connected: it ends, and is
+    /// What led to an export in the file system is gone: it ends, if nobody is connected, and is
     /// tried as others that are down.
-    pub(super) async fn make_anew(&self, name: &str, lost: &str) {
+    async fn make_anew(&self, name: &str, lost: &str) {
         let Ok(_turn) = self.changes.try_lock() else { return };
         // Others have changed it since it was looked at, perhaps.
         let export = self.show_export(name).await;
-        if !export.is_ok_and(|its| its.state == ExportState::Down && its.lost.is_some()) {
+        if !export.is_ok_and(|its| its.state == ExportState::Down && its.unreachable.is_some()) {
             return;
         }
         tracing::warn!(export = name, "made anew: {lost}");
@@ -75,6 +76,7 @@ impl Host {
     /// or another program that listened there. Waits for no change that is under way, and for no
     /// reactor that hangs; nor does a host for an export that needs such a one.
     pub async fn try_down_exports(&self) {
+        self.make_lost_anew().await;
         let silent = self.silent_of(&self.down_exports()).await;
         let (idle, ready): (Vec<_>, Vec<_>) = self.down_exports().into_iter().partition(|its| {
             let needed = self.cores_needed(its);
@@ -89,6 +91,24 @@ impl Host {
         for (name, known, array) in self.down_exports() {
             if ready.iter().any(|(its, ..)| *its == name) {
                 self.start_export_of(&name, &known, array).await;
+            }
+        }
+        for (name, known) in self.down_and_away() {
+            self.wait_export(&name, &known).await;
+        }
+    }
+
+    /// Exports that nobody finds any more, and nobody uses, begin anew.
+    async fn make_lost_anew(&self) {
+        let served: Vec<(String, Served)> = self.look(|state| {
+            let served = state.exports.iter().map(|(name, its)| (name, &its.served));
+            let all = served.chain(&state.waiting);
+            all.map(|(name, its)| (name.clone(), its.clone())).collect()
+        });
+        join_all(served.iter().map(|(_, its)| its.look_at_place())).await;
+        for (name, its) in served {
+            if let Some(lost) = its.lost() {
+                self.make_anew(&name, &lost).await;
             }
         }
     }
@@ -109,6 +129,22 @@ impl Host {
         let mut cores = self.cores_for(array.core, known).unwrap_or_default();
         cores.push(array.core);
         cores
+    }
+
+    /// Those that may be able to listen by now, and wait for an array that is to come here.
+    fn down_and_away(&self) -> Vec<(String, KnownExport)> {
+        let down: Vec<_> = self.look(|state| {
+            let may_pass = state.down.iter().filter(|(_, its)| its.why.may_pass);
+            let known = may_pass.filter_map(|(name, _)| {
+                let known = state.catalog.exports.get(name)?;
+                let is_here = state.arrays.contains_key(&known.array);
+                let waits = state.waiting.contains_key(name);
+                let is_away = !is_here && !waits && !state.stopping && known.disk.is_some();
+                is_away.then(|| (name.clone(), known.clone()))
+            });
+            known.collect()
+        });
+        down.into_iter().filter(|(_, known)| self.is_on_demand(known.array)).collect()
     }
 
     /// Those that may be able to listen by now.

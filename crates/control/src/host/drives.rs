@@ -286,11 +286,16 @@ impl Host {
     }
 
     pub async fn detach_drive(&self, name: &str, force: bool) -> Answer<Done> {
-        if force {
-            // A change that is under way may be waiting for what this drive does not answer.
-            self.pull_drive(name).await?;
-        }
-        let _change = self.begin().await?;
+        // A change that is under way may be waiting for what this drive does not answer, and so may
+        // guests: neither its turn is waited for, nor that anything can be stored.
+        let was_pulled = force && self.pull_drive(name).await?;
+        let _change = self.begin().await.map_err(|refusal| match was_pulled {
+            true => {
+                let text = format!("drive {name} was pulled, and not detached: {}", refusal.error);
+                Refusal { error: text, ..refusal }
+            }
+            false => refusal,
+        })?;
         if self.look(|state| state.missing.contains_key(name)) {
             return self.forget_drive(name).await;
         }

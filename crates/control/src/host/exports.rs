@@ -29,7 +29,7 @@ use crate::host::{Host, Running, Serving, on_demand};
 use crate::name::check_name;
 use crate::placement;
 use crate::refusal::{Answer, Refusal};
-use crate::served::{Label, Served, ServedStatus, beside, forget, is_standing, user};
+use crate::served::{Label, Served, beside, forget, is_standing, user};
 use crate::socket;
 
 /// Bytes of a virtio block device's serial number.
@@ -46,6 +46,9 @@ impl Host {
         let others = self.offered();
         let front = Front::of(&request, &self.exports_directory, volume.uuid, &others)?;
         self.check_export_is_new(&name, &front)?;
+        if let Some(path) = request.socket.clone() {
+            beside(move || socket::check_directory(&path)).await??;
+        }
         self.check_export_on_demand(&name, &front, running.uuid)?;
         let mut known = KnownExport {
             array: running.uuid,
@@ -661,22 +664,22 @@ impl Host {
             counters: ExportCounters::default(),
             traffic: None,
             way: None,
-            lost: None,
+            unreachable: None,
         };
         let Some((served, serial)) = self.served(name) else {
             export.error = why.or_else(|| Some(format!("array {} does not run", export.array)));
             if let Some(waiting) = self.look(|state| state.waiting.get(name).cloned()) {
                 // One that was just handed over is asked again by the next look.
-                if let Ok(status) = waiting.status().await {
-                    export.state = state_of(&status);
-                    export.lost = status.lost;
-                }
+                let connected = waiting.status().await.is_ok_and(|its| its.connected);
+                export.unreachable = waiting.lost();
+                export.state = state_of(connected, export.unreachable.as_deref());
                 let waits_for = |why: &Refusal| {
                     format!("its guest waits for array {}: {}", export.array, why.error)
                 };
                 export.error = self.look(|state| {
                     let down = state.down.get(name).map(|its| its.why.line());
-                    state.unavailable.get(&known.array).map(waits_for).or(down)
+                    let waits = state.unavailable.get(&known.array).map(waits_for);
+                    waits.or(down).or(export.unreachable.clone())
                 });
             }
             return Ok(export);
@@ -689,12 +692,12 @@ impl Host {
                 return Ok(export);
             }
         };
-        export.state = state_of(&status);
+        export.unreachable = served.lost();
+        export.state = state_of(status.connected, export.unreachable.as_deref());
         export.error = match export.state {
-            ExportState::Down => status.lost.clone(),
+            ExportState::Down => export.unreachable.clone(),
             ExportState::Listening | ExportState::Connected => status.last_error,
         };
-        export.lost = status.lost;
         export.queues_active = status.queues_active;
         export.parts = self.parts_shown(name, &status.queues_of_parts);
         export.counters = status.counters;
@@ -715,8 +718,8 @@ fn is_one_subsystem(one: &Front, other: &Front) -> bool {
     }
 }
 
-fn state_of(status: &ServedStatus) -> ExportState {
-    match (status.connected, &status.lost) {
+fn state_of(connected: bool, unreachable: Option<&str>) -> ExportState {
+    match (connected, unreachable) {
         (true, _) => ExportState::Connected,
         (false, None) => ExportState::Listening,
         (false, Some(_)) => ExportState::Down,

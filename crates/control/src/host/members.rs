@@ -22,9 +22,9 @@ impl Host {
     }
 
     /// Takes a drive away from the array that has it, whatever else is being done there.
-    pub(super) async fn pull_drive(&self, drive: &str) -> Answer<()> {
+    pub(super) async fn pull_drive(&self, drive: &str) -> Answer<bool> {
         let user = self.look(|state| state.drives.get(drive).and_then(|its| its.used_by));
-        let Some((array, _)) = user else { return Ok(()) };
+        let Some((array, _)) = user else { return Ok(false) };
         let name = drive.to_owned();
         let has_it = move |array: &Array| {
             let is_it = |its: &Rc<Drive>| its.name() == name;
@@ -32,7 +32,7 @@ impl Host {
             let index = members.iter().position(|its| its.drive.as_ref().is_some_and(is_it));
             index.map(MemberIndex::new)
         };
-        self.pull_that(array, has_it).await
+        self.pull_that(array, has_it).await.map(|()| true)
     }
 
     async fn pull_that(

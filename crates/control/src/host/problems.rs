@@ -1,7 +1,9 @@
 //! What needs a person, in words that say what to do.
 
 use crate::api::array::{Array, ArrayState, Member, MemberState, Scrub};
-use crate::api::drive::{Drive, DriveHealth, DriveKind, DriveSource, DriveState, PathState};
+use crate::api::drive::{
+    Drive, DriveCounters, DriveHealth, DriveKind, DriveSource, DriveState, PathState,
+};
 use crate::api::export::{Export, ExportState};
 use crate::api::spare::Spare;
 
@@ -27,13 +29,13 @@ pub(super) fn problems(
     }
     for export in exports {
         let name = &export.name;
-        match (export.state, &export.lost) {
+        match (export.state, &export.unreachable) {
             (ExportState::Down, _) => {
                 let error = export.error.as_deref().unwrap_or_default();
                 problems.push(format!("export {name} is down: {error}"));
             }
-            (ExportState::Connected, Some(lost)) => problems.push(format!(
-                "export {name}: {lost}; who is connected stays so, and once nobody is, it is made \
+            (ExportState::Connected, Some(why)) => problems.push(format!(
+                "export {name}: {why}; who is connected stays so, and once nobody is, it is made \
                  anew"
             )),
             (ExportState::Connected, None) | (ExportState::Listening, _) => {}
@@ -57,7 +59,7 @@ fn note_problems_of_drive(drive: &Drive, problems: &mut Vec<String>) {
              DRIVE`",
             drive.array.as_deref().unwrap_or("ARRAY")
         )),
-        (_, Some(DriveHealth::Suspect)) if !has_lied(drive) => {
+        (_, Some(DriveHealth::Suspect)) if has_errors(drive) || !has_lied(drive) => {
             let silent = drive.counters.is_some_and(|its| its.timeouts > 0);
             let what = if silent { "has left operations unanswered" } else { "has met errors" };
             problems.push(format!("drive {name} {what}"));
@@ -70,11 +72,11 @@ fn note_problems_of_drive(drive: &Drive, problems: &mut Vec<String>) {
     if drive.state != DriveState::Missing && !error.is_empty() {
         problems.push(format!("drive {name} is not used: {error}"));
     }
-    if let Some(its) = drive.counters.filter(|_| has_lied(drive)) {
+    if let Some(its) = drive.history.as_ref().filter(|_| has_lied(drive)) {
         problems.push(format!(
             "drive {name} returned {} blocks and {} checksums other than they were written, \
-             without an error; `ashlar array scrub {} --wait` finds and mends the rest; replace it \
-             if there are more later",
+             without an error; `ashlar array scrub {} --wait` finds and mends the rest; then \
+             `ashlar drive clear {name}`, and replace it if there are more later",
             its.wrong_blocks,
             its.wrong_checksums,
             drive.array.as_deref().unwrap_or("ARRAY")
@@ -111,8 +113,16 @@ fn is_lost(drive: &Drive) -> bool {
     drive.path.as_ref().is_some_and(|path| path.state == PathState::Lost)
 }
 
+/// Since its array was started.
+fn has_errors(drive: &Drive) -> bool {
+    let errors = |its: &DriveCounters| its.read_errors + its.write_errors + its.timeouts;
+    drive.counters.as_ref().is_some_and(|its| errors(its) > 0)
+}
+
 fn has_lied(drive: &Drive) -> bool {
-    drive.counters.is_some_and(|its| its.wrong_blocks + its.wrong_checksums > 0)
+    // Over all starts, until it is forgiven.
+    let known = drive.history.as_ref().filter(|_| drive.state == DriveState::Member);
+    known.is_some_and(|its| its.wrong_blocks + its.wrong_checksums > 0)
 }
 
 /// A drive that has failed, and is used again since. Of one of another host that was its path, as
@@ -272,7 +282,9 @@ fn failed(array: &Array, drives: &[Drive]) -> String {
         (true, _) => fixes.push(format!(
             "`ashlar array show {name}` lists its members; copy what can still be read"
         )),
-        (false, true) => fixes.push("it goes on by itself once enough are back".to_owned()),
+        (false, true) => fixes.push(
+            "it goes on by itself once enough are back, or says what else they need".to_owned(),
+        ),
         (false, false) => {}
     }
     format!(
@@ -285,13 +297,13 @@ fn failed(array: &Array, drives: &[Drive]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::drive::DriveCounters;
+    use crate::api::drive::DriveHistory;
 
     /// It counts as suspect for a while only; what it did needs a person longer.
     #[test]
     fn a_drive_that_lied_is_a_problem() {
         for health in [DriveHealth::Healthy, DriveHealth::Suspect] {
-            let counters = DriveCounters { wrong_blocks: 2, ..DriveCounters::default() };
+            let history = DriveHistory { wrong_blocks: 2, ..DriveHistory::default() };
             let mut drive = Drive {
                 path: None,
                 name: "d1".into(),
@@ -307,12 +319,12 @@ mod tests {
                 array_uuid: None,
                 member: None,
                 health: Some(health),
-                history: None,
+                history: Some(history),
                 slow: None,
                 slowness: None,
                 full: None,
                 deleted: false,
-                counters: Some(counters),
+                counters: None,
                 latency: None,
                 traffic: None,
                 queue: None,
@@ -320,7 +332,7 @@ mod tests {
             let said = problems(std::slice::from_ref(&drive), &[], &[], &[]);
             assert_eq!(said.len(), 1);
             assert!(said[0].contains("d1 returned 2 blocks") && said[0].contains("scrub main"));
-            drive.counters = Some(DriveCounters::default());
+            drive.history = None;
             let left = problems(&[drive], &[], &[], &[]).len();
             assert_eq!(left, usize::from(health == DriveHealth::Suspect));
         }

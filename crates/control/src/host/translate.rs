@@ -14,9 +14,27 @@ const UNREADABLE_COST: &str =
 const JOURNAL_COST: &str = "what cannot be read of the last writes is lost: an error where it is \
                             known what they were, and what stood there before where it is not";
 
-/// A refused start, of the array called `name`; `absent`: what to call the drives of members that
-/// are not here.
-pub fn assemble(name: &str, absent: &[String], error: &AssembleError) -> Refusal {
+/// What to call the drives of members that are not here.
+#[derive(Default)]
+pub struct Absent {
+    pub all: Vec<String>,
+    /// Those of them that lack nothing, as far as is known here: others may know better.
+    pub whole: Vec<String>,
+}
+
+impl Absent {
+    fn useful(&self) -> String {
+        match (self.all.as_slice(), self.whole.as_slice()) {
+            ([], _) => "others of its drives".to_owned(),
+            (all, []) => all.join(", "),
+            (_, whole) => whole.join(", "),
+        }
+    }
+}
+
+/// A refused start, of the array called `name`.
+pub fn assemble(name: &str, drives: &Absent, error: &AssembleError) -> Refusal {
+    let absent = &drives.all;
     let text = format!("array {name} cannot start: {error}");
     match error {
         AssembleError::NoLabel | AssembleError::NoSuperblock => Refusal::conflict(text)
@@ -38,10 +56,9 @@ pub fn assemble(name: &str, absent: &[String], error: &AssembleError) -> Refusal
             Refusal::conflict(text).fix("`ashlar drive list` shows both; detach the wrong one")
         }
         AssembleError::TooFew { .. } => {
-            let others =
-                if absent.is_empty() { "others of its drives".into() } else { absent.join(", ") };
+            let useful = drives.useful();
             Refusal::conflict(text)
-                .fix(format!("attach {others}, then `ashlar array start {name}`"))
+                .fix(format!("attach {useful}, then `ashlar array start {name}`"))
         }
         AssembleError::MaybeOld if absent.is_empty() => Refusal::conflict(format!(
             "array {name} cannot start: its drives hold what it was before: this host had it later"
@@ -103,6 +120,9 @@ pub fn change(name: &str, command: &str, error: &ChangeError) -> Refusal {
         ChangeError::Spec(_) => {
             Refusal::invalid(text).fix(format!("see `ashlar array {command} --help`"))
         }
+        ChangeError::WaitsForStart { .. } => Refusal::conflict(text).fix(format!(
+            "`ashlar array stop {name} --force`, then `ashlar array start {name}`, takes it back"
+        )),
         ChangeError::DriveTooSmall { needs, .. } => {
             Refusal::conflict(text).fix(format!("use a drive of at least {}", Size(*needs)))
         }

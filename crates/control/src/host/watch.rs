@@ -17,7 +17,7 @@ use crate::host::Host;
 use crate::host::arrays::last_drives;
 use crate::host::drives::{Reopened, reopen};
 use crate::host::show::is_replaced;
-use crate::refusal::{Answer, Refusal};
+use crate::refusal::{Answer, Refusal, RefusalKind};
 use crate::snapshot::{ArraySnapshot, MemberSnapshot};
 
 pub const WATCH_INTERVAL: Duration = Duration::from_secs(1);
@@ -59,6 +59,8 @@ impl Host {
                     }
                     now.insert(uuid, snapshot);
                 }
+                // It is being stopped.
+                Err(Refusal { kind: RefusalKind::Conflict, .. }) => {}
                 Err(refusal) => {
                     if seen.silent.insert(uuid) {
                         let name = self.array_name(uuid);
@@ -131,11 +133,6 @@ impl Host {
 
     async fn watch_exports(&self, seen: &mut Seen) {
         let exports = self.list_exports().await;
-        for export in exports.iter().filter(|its| its.state == ExportState::Down) {
-            if let Some(lost) = &export.lost {
-                self.make_anew(&export.name, lost).await;
-            }
-        }
         let connected = exports.into_iter().filter(|its| its.state == ExportState::Connected);
         let connected: BTreeSet<String> = connected.map(|export| export.name).collect();
         for export in connected.difference(&seen.connected) {
@@ -338,6 +335,8 @@ fn log_changes(name: &str, before: &ArraySnapshot, now: &ArraySnapshot) {
     }
     log_work(name, "resync", before.resync.as_ref(), now.resync.as_ref());
     log_work(name, "rebuild", before.rebuild.as_ref(), now.rebuild.as_ref());
+    log_trouble(name, "rebuild", before.rebuild_error.as_ref(), now.rebuild_error.as_ref());
+    log_trouble(name, "restripe", before.restripe_error.as_ref(), now.restripe_error.as_ref());
     if now.scrub.state == ScrubState::Finished && before.scrub.state == ScrubState::Running {
         let found = &now.scrub;
         let (mismatched, repaired) = (found.mismatched_stripes, found.repaired_stripes);
@@ -415,6 +414,9 @@ fn log_member(array: &str, before: &MemberSnapshot, now: &MemberSnapshot) {
                 "drive is suspect"
             );
         }
+        DriveHealth::Failed if read_errors + write_errors + timeouts == 0 => {
+            tracing::error!(array, member, drive, "drive pulled, or gone");
+        }
         DriveHealth::Failed => {
             tracing::error!(
                 array,
@@ -426,6 +428,12 @@ fn log_member(array: &str, before: &MemberSnapshot, now: &MemberSnapshot) {
                 "drive failed"
             );
         }
+    }
+}
+
+fn log_trouble(array: &str, what: &str, before: Option<&String>, now: Option<&String>) {
+    if let Some(why) = now.filter(|why| before != Some(why)) {
+        tracing::warn!(array, "{what} stopped: {why}");
     }
 }
 

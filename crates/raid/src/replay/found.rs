@@ -114,7 +114,8 @@ impl Found {
 
 /// What stands behind sums of parity begins anywhere.
 fn aligned(reactor: &Reactor, bytes: Buffer, unit: usize) -> Buffer {
-    if bytes.bytes().as_ptr().addr().is_multiple_of(unit) {
+    // Zeroes have none.
+    if bytes.is_empty() || bytes.bytes().as_ptr().addr().is_multiple_of(unit) {
         return bytes;
     }
     let copy = reactor.buffer(bytes.len());

@@ -6,9 +6,12 @@ use std::io::{self, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use rustix::fs::{AtFlags, CWD, FileType, Statx, StatxFlags, statx};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+
+use crate::export::Place;
 
 /// Where the kernel shows its FUSE connections, once that is mounted.
 const CONNECTIONS: &str = "/sys/fs/fuse/connections";
@@ -37,14 +40,35 @@ pub(super) enum MountError {
 /// A mounted file. Dropping it lets go of the mount, ends it for all who have it elsewhere, and
 /// removes the file beneath it if it was made for this.
 pub(super) struct Mount {
-    path: PathBuf,
+    file: Arc<MountedFile>,
     made: bool,
     mounted: bool,
+    /// What ends it, if that could be opened.
+    abort: Option<File>,
+}
+
+/// Where it is.
+pub(super) struct MountedFile {
+    path: PathBuf,
     /// Which of the kernel's FUSE connections it is, for as long as it is there: the number may be
     /// another's afterwards.
     connection: Option<u32>,
-    /// What ends it, if that could be opened.
-    abort: Option<File>,
+}
+
+impl Place for MountedFile {
+    fn lost(&self) -> Option<String> {
+        let path = self.path.display();
+        (!self.is_there())
+            .then(|| format!("its file {path} was unmounted, or another is mounted there"))
+    }
+}
+
+impl MountedFile {
+    fn is_there(&self) -> bool {
+        // File systems without a device of their own have major number 0.
+        let there = device_at(&self.path).ok();
+        self.connection.is_some_and(|its| there == Some((0, its)))
+    }
 }
 
 impl Mount {
@@ -52,8 +76,8 @@ impl Mount {
     /// descriptor.
     pub(super) fn new(path: &Path) -> Result<(Mount, OwnedFd), MountError> {
         let made = make_place(path)?;
-        let (mounted, connection, abort) = (false, None, None);
-        let mut its = Mount { path: path.to_owned(), made, mounted, connection, abort };
+        let at = |connection| Arc::new(MountedFile { path: path.to_owned(), connection });
+        let mut its = Mount { file: at(None), made, mounted: false, abort: None };
         let device = OpenOptions::new()
             .read(true)
             .write(true)
@@ -72,7 +96,7 @@ impl Mount {
         mount(SOURCE, path, KIND, flags, options)
             .map_err(|error| MountError::Mount { path: path.to_owned(), error: error.into() })?;
         its.mounted = true;
-        its.connection = device_at(path).ok().map(|(_, connection)| connection);
+        its.file = at(device_at(path).ok().map(|(_, connection)| connection));
         // What fails is tried again at the end, if somebody has it still.
         let unheard = |error: &io::Error| {
             let path = path.display();
@@ -89,9 +113,10 @@ impl Drop for Mount {
             self.end();
         }
         if self.made
-            && let Err(error) = remove_place(&self.path)
+            && let Err(error) = remove_place(&self.file.path)
         {
-            tracing::warn!(path = %self.path.display(), %error, "the file is not removed");
+            let path = self.file.path.display();
+            tracing::warn!(%path, %error, "the file is not removed");
         }
     }
 }
@@ -100,40 +125,35 @@ impl Mount {
     /// The name goes, and what is asked of the file fails. That the name was not in use says
     /// nothing: the file may be open by another mount of it (`mount --bind`, a container).
     fn end(&self) {
-        let path = self.path.display();
-        let mut late = None;
-        if let Some(lost) = self.lost() {
-            tracing::warn!(%path, "the file is not unmounted: {lost}");
-        } else if unmount(&self.path, UnmountFlags::empty()).is_err() {
+        let (at, mut late) = (&self.file.path, None);
+        let path = at.display();
+        if !self.file.is_there() {
+            tracing::warn!(%path, "the file is not unmounted: it was, or another is mounted there");
+        } else if unmount(at, UnmountFlags::empty()).is_err() {
             tracing::warn!(%path, "the file is still in use, and goes away");
             // Its users keep the connection, and so the number.
             if self.abort.is_none() {
-                late = self.open_abort().inspect_err(|error| cannot_tell(&self.path, error)).ok();
+                late = self.open_abort().inspect_err(|error| cannot_tell(at, error)).ok();
             }
-            if let Err(error) = unmount(&self.path, UnmountFlags::DETACH) {
+            if let Err(error) = unmount(at, UnmountFlags::DETACH) {
                 tracing::error!(%path, %error, "the file cannot be unmounted");
             }
         }
         let Some(mut abort) = self.abort.as_ref().or(late.as_ref()) else { return };
         // Of a connection that has ended, nothing comes of it.
         if let Err(error) = abort.write_all(b"1") {
-            cannot_tell(&self.path, &error);
+            cannot_tell(at, &error);
         }
     }
 
-    /// Why nobody finds the file any more; `None`: it can be found.
-    pub(super) fn lost(&self) -> Option<String> {
-        let there = device_at(&self.path).ok();
-        // File systems without a device of their own have major number 0.
-        let is_there = self.connection.is_some_and(|its| there == Some((0, its)));
-        let path = self.path.display();
-        (!is_there).then(|| format!("its file {path} was unmounted, or another is mounted there"))
+    pub(super) fn place(&self) -> Arc<MountedFile> {
+        self.file.clone()
     }
 
     /// What ends the connection for all who use the file, when it is written to. Its number may be
     /// another's once the file is not there any more.
     fn open_abort(&self) -> io::Result<File> {
-        let Some(connection) = self.connection.filter(|_| self.lost().is_none()) else {
+        let Some(connection) = self.file.connection.filter(|_| self.file.is_there()) else {
             return no_connection();
         };
         let file = Path::new(CONNECTIONS).join(connection.to_string()).join("abort");

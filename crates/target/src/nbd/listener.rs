@@ -6,6 +6,7 @@
 use std::net::TcpListener;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -22,7 +23,7 @@ pub(super) const BACKLOG: i32 = 64;
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 
 pub(super) enum Listener {
-    Unix(UnixListener, SocketFile),
+    Unix(UnixListener, Arc<SocketFile>),
     Tcp(TcpListener),
 }
 
@@ -46,7 +47,7 @@ impl Listener {
     }
 
     /// What leads to it in the file system.
-    pub(super) fn file(&self) -> Option<&SocketFile> {
+    pub(super) fn file(&self) -> Option<&Arc<SocketFile>> {
         match self {
             Listener::Unix(_, file) => Some(file),
             Listener::Tcp(_) => None,

@@ -42,7 +42,7 @@ pub(crate) struct Ends {
     /// Its name.
     export: String,
     listener: UnixListener,
-    file: SocketFile,
+    file: Arc<SocketFile>,
     /// Readable once the thread shall leave all as it is.
     leave: OwnedFd,
     open: Mutex<Open>,
@@ -65,10 +65,11 @@ impl Ends {
     ) -> Result<Arc<Ends>, std::io::Error> {
         let leave = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let leave = leave.inspect_err(|_| file.remove())?;
+        let file = Arc::new(file);
         Ok(Arc::new(Ends { export, listener, file, leave, open: Mutex::default() }))
     }
 
-    pub(crate) fn file(&self) -> &SocketFile {
+    pub(crate) fn file(&self) -> &Arc<SocketFile> {
         &self.file
     }
 
