@@ -165,7 +165,9 @@ fn devices_that_are_back_bring_their_array_back() {
     // What was in its cache may be lost, which an array that runs cannot bear, and that is told; or
     // all of it was flushed, and it is taken back as it is.
     let told = |drive: &Value| {
-        drive["error"].as_str().is_some_and(|why| why.contains("stop the array, and start it"))
+        drive["error"]
+            .as_str()
+            .is_some_and(|why| why.contains("`ashlar array stop a --force`, then"))
     };
     let drive = daemon
         .wait_for("drive show d2", |drive| told(drive) || daemon.array_state("a") == "degraded");

@@ -451,7 +451,7 @@ fn a_needed_member_with_writes_in_its_cache_waits_for_a_start() {
         for member in [0, 2, 0] {
             let refused = comes_back(&mut pair, member, &drives[usize::from(member)]).await;
             let told = refused.unwrap_err().to_string();
-            assert!(member == 0 || told.contains("stop the array, and start it"), "{told}");
+            assert!(member == 0 || told.contains("what was in its cache when it went"), "{told}");
         }
         assert_eq!(state(&pair, 2), MemberState::Trusted);
         starts_again(&mut pair, &drives).await;

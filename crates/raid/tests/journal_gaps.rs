@@ -229,7 +229,10 @@ async fn outcome(
                     let back = pair.plug_in(&drives[index]);
                     let index = MemberIndex::new(index);
                     let returned = pair.array.return_member(index, back.clone(), [77; 16]).await;
-                    assert!(matches!(returned, Err(ChangeError::Spec(_))), "{returned:?}");
+                    assert!(
+                        matches!(returned, Err(ChangeError::WaitsForStart { .. })),
+                        "{returned:?}"
+                    );
                     back.pull();
                 }
                 pair.dies();
