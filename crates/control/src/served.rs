@@ -351,27 +351,28 @@ fn refusal(error: ExportError) -> Refusal {
             | ExportError::NotSocket(_)
             | ExportError::File(_)
     );
-    let refusal =
-        match error {
-            ExportError::Spec(_) => Refusal::invalid(text),
-            ExportError::Busy(_) => Refusal::conflict(text)
-                .fix("end that process, or choose another socket with --path"),
-            ExportError::NotSocket(_) => {
-                Refusal::conflict(text).fix("move it away, or choose another socket with --path")
-            }
-            ExportError::File(_) => Refusal::failed(text),
-            ExportError::Held(_) => Refusal::conflict(text)
-                .fix("end that process; if it is this daemon, start that again"),
-            ExportError::Access { .. } => {
-                Refusal::failed(text).fix("run the daemon as root, or choose a group of its user")
-            }
-            ExportError::Address { .. } => {
-                Refusal::failed(text).fix("choose an address of this host that is free")
-            }
-            ExportError::Socket { .. } | ExportError::Thread(_) | ExportError::NoVolume => {
-                Refusal::failed(text)
-            }
-        };
+    let refusal = match error {
+        ExportError::Spec(_) => Refusal::invalid(text),
+        ExportError::Busy(_) => {
+            Refusal::conflict(text).fix("end that process, or choose another --path")
+        }
+        ExportError::NotSocket(_) => {
+            Refusal::conflict(text).fix("move it away, or choose another --path")
+        }
+        ExportError::File(_) => Refusal::failed(text),
+        ExportError::Held(_) => {
+            Refusal::conflict(text).fix("end that process; if it is this daemon, start that again")
+        }
+        ExportError::Access { .. } => {
+            Refusal::failed(text).fix("run the daemon as root, or choose a group of its user")
+        }
+        ExportError::Address { .. } => {
+            Refusal::failed(text).fix("choose an address of this host that is free")
+        }
+        ExportError::Socket { .. } | ExportError::Thread(_) | ExportError::NoVolume => {
+            Refusal::failed(text)
+        }
+    };
     Refusal { may_pass, ..refusal }
 }
 

@@ -436,7 +436,7 @@ fn details(export: &Export) -> String {
     lines.extend(export.socket_access.as_ref().map(|its| format!("socket    {its}")));
     lines.extend(export.error.as_ref().map(|error| format!("error     {error}")));
     let unreachable = export.unreachable.as_ref().filter(|_| export.state != ExportState::Down);
-    lines.extend(unreachable.map(|why| format!("unreach.  {why}")));
+    lines.extend(unreachable.map(|why| format!("lost      {why}")));
     if let Some(its) = &export.nvme {
         let any = || "any that can connect".to_owned();
         let hosts = if its.hosts.is_empty() { any() } else { its.hosts.join(" ") };

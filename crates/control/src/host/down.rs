@@ -131,24 +131,22 @@ impl Host {
         cores
     }
 
-    /// Those that may be able to listen by now, and wait for an array that is to come here.
-    fn down_and_away(&self) -> Vec<(String, KnownExport)> {
-        let down: Vec<_> = self.look(|state| {
-            let may_pass = state.down.iter().filter(|(_, its)| its.why.may_pass);
-            let known = may_pass.filter_map(|(name, _)| {
-                let known = state.catalog.exports.get(name)?;
-                let is_here = state.arrays.contains_key(&known.array);
-                let waits = state.waiting.contains_key(name);
-                let is_away = !is_here && !waits && !state.stopping && known.disk.is_some();
-                is_away.then(|| (name.clone(), known.clone()))
-            });
-            known.collect()
-        });
-        down.into_iter().filter(|(_, known)| self.is_on_demand(known.array)).collect()
+    /// Those that may be able to listen by now, of arrays that run.
+    fn down_exports(&self) -> Vec<DownExport> {
+        let all = self.may_listen().into_iter();
+        all.filter_map(|(name, known, array)| Some((name, known, array?))).collect()
     }
 
-    /// Those that may be able to listen by now.
-    fn down_exports(&self) -> Vec<DownExport> {
+    /// Those that may be able to listen by now, and wait for an array that is to come here.
+    fn down_and_away(&self) -> Vec<(String, KnownExport)> {
+        let away = self.may_listen().into_iter().filter(|(_, known, array)| {
+            array.is_none() && known.disk.is_some() && self.is_on_demand(known.array)
+        });
+        away.map(|(name, known, _)| (name, known)).collect()
+    }
+
+    /// With the array of each, if it runs.
+    fn may_listen(&self) -> Vec<(String, KnownExport, Option<Running>)> {
         self.look(|state| {
             if state.stopping {
                 return Vec::new();
@@ -157,7 +155,7 @@ impl Host {
             let not_waiting = may_pass.filter(|(name, _)| !state.waiting.contains_key(*name));
             let known = not_waiting.filter_map(|(name, _)| {
                 let known = state.catalog.exports.get(name)?;
-                Some((name.clone(), known.clone(), *state.arrays.get(&known.array)?))
+                Some((name.clone(), known.clone(), state.arrays.get(&known.array).copied()))
             });
             known.collect()
         })

@@ -21,7 +21,8 @@ impl Host {
         self.pull_that(array, move |_| Some(MemberIndex(member))).await
     }
 
-    /// Takes a drive away from the array that has it, whatever else is being done there.
+    /// Takes a drive away from the array that has it, whatever else is being done there. False: no
+    /// array has it.
     pub(super) async fn pull_drive(&self, drive: &str) -> Answer<bool> {
         let user = self.look(|state| state.drives.get(drive).and_then(|its| its.used_by));
         let Some((array, _)) = user else { return Ok(false) };

@@ -1,14 +1,17 @@
 //! What the daemon says about what it holds.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use ashlar_reactor::nvme::remote::Report;
 use uuid::Uuid;
 
+use crate::access::SocketAccess;
 use crate::api::array::{Array, ArrayState, Member, Takeover};
 use crate::api::drive::{
     Drive, DriveHealth, DriveKind, DriveQueue, DriveSource, DriveState, PathState, RemotePath,
 };
+use crate::api::export::{Export, ExportCounters, ExportPart, ExportState};
 use crate::api::status::Status;
 use crate::api::traffic::Traffic;
 use crate::device::content::Content;
@@ -16,7 +19,7 @@ use crate::device::{Identity, OpenDevice};
 use crate::engine::Memory;
 use crate::host::cores::Reports;
 use crate::host::problems::problems;
-use crate::host::{Attached, Host, Medium, Running};
+use crate::host::{Attached, Host, Medium, Running, exports};
 use crate::refusal::{Answer, Refusal, RefusalKind};
 use crate::remote::Initiator;
 use crate::snapshot::{ArraySnapshot, MemberSnapshot, percent};
@@ -280,6 +283,106 @@ impl Host {
             exports,
             problems,
         }
+    }
+
+    pub async fn list_exports(&self) -> Vec<Export> {
+        let mut names: Vec<String> =
+            self.look(|state| state.catalog.exports.keys().cloned().collect());
+        names.sort_by(|a, b| natord::compare(a, b));
+        let mut exports = Vec::new();
+        for name in names {
+            // One that was deleted meanwhile is left out.
+            exports.extend(self.show_export(&name).await.ok());
+        }
+        exports
+    }
+
+    fn parts_shown(&self, name: &str, queues: &[u16]) -> Vec<ExportPart> {
+        let parts = self
+            .look(|state| state.exports.get(name).map(|its| its.parts.clone()).unwrap_or_default());
+        let part = |((core, _), queues): (&(usize, _), &u16)| ExportPart {
+            cpu: self.cores[*core].cpu(),
+            queues_active: *queues,
+        };
+        parts.iter().zip(queues).map(part).collect()
+    }
+
+    pub async fn show_export(&self, name: &str) -> Answer<Export> {
+        let (known, why) = self.look(|state| {
+            let known = state.catalog.exports.get(name).cloned();
+            (known, state.down.get(name).map(|its| its.why.line()))
+        });
+        let known = known.ok_or_else(|| exports::unknown(name))?;
+        let array = self.array_name(known.array);
+        let mut export = Export {
+            qemu: known.front.qemu(name),
+            libvirt: known.front.libvirt(),
+            nvme: known.front.nvme(),
+            kind: known.front.kind(),
+            place: known.front.place(name),
+            socket: known.front.socket().map(Path::to_owned),
+            socket_access: known.front.access().map(SocketAccess::in_full),
+            queues: known.front.queues(),
+            name: name.to_owned(),
+            volume: known.volume,
+            array,
+            limits: known.limits,
+            serial: None,
+            state: ExportState::Down,
+            error: None,
+            queues_active: 0,
+            parts: Vec::new(),
+            counters: ExportCounters::default(),
+            traffic: None,
+            way: None,
+            unreachable: None,
+        };
+        let Some((served, serial)) = self.served(name) else {
+            export.error = why.or_else(|| Some(format!("array {} does not run", export.array)));
+            if let Some(waiting) = self.look(|state| state.waiting.get(name).cloned()) {
+                // One that was just handed over is asked again by the next look.
+                let connected = waiting.status().await.is_ok_and(|its| its.connected);
+                export.unreachable = waiting.lost();
+                export.state = state_of(connected, export.unreachable.as_deref());
+                let waits_for = |why: &Refusal| {
+                    format!("its guest waits for array {}: {}", export.array, why.error)
+                };
+                export.error = self.look(|state| {
+                    let down = state.down.get(name).map(|its| its.why.line());
+                    let waits = state.unavailable.get(&known.array).map(waits_for);
+                    waits.or(down).or(export.unreachable.clone())
+                });
+            }
+            return Ok(export);
+        };
+        export.serial = Some(serial);
+        let status = match served.status().await {
+            Ok(status) => status,
+            Err(refusal) => {
+                export.error = Some(refusal.line());
+                return Ok(export);
+            }
+        };
+        export.unreachable = served.lost();
+        export.state = state_of(status.connected, export.unreachable.as_deref());
+        export.error = match export.state {
+            ExportState::Down => export.unreachable.clone(),
+            ExportState::Listening | ExportState::Connected => status.last_error,
+        };
+        export.queues_active = status.queues_active;
+        export.parts = self.parts_shown(name, &status.queues_of_parts);
+        export.counters = status.counters;
+        export.traffic = Some(status.traffic);
+        export.way = status.way;
+        Ok(export)
+    }
+}
+
+fn state_of(connected: bool, unreachable: Option<&str>) -> ExportState {
+    match (connected, unreachable) {
+        (true, _) => ExportState::Connected,
+        (false, None) => ExportState::Listening,
+        (false, Some(_)) => ExportState::Down,
     }
 }
 
