@@ -32,7 +32,7 @@ const STEPS: [(&str, &str); 11] = [
     ("lab", "make -s test-lab"),
     // Last, so that the test runner's own summary ends the output. Of benchmarks, only their own
     // tests.
-    ("tests", "cargo test --workspace --tests --locked"),
+    ("tests", "cargo xtask test"),
 ];
 
 /// What CI has no time for, after what it runs: the same for longer, with other seeds each night,

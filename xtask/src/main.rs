@@ -1,5 +1,5 @@
-//! Developer commands: `cargo xtask ci`, `cargo xtask tidy`, `cargo xtask sim`,
-//! `cargo xtask fuzz`, `cargo xtask powercut`, `cargo xtask bench`.
+//! Developer commands: `cargo xtask ci`, `cargo xtask test`, `cargo xtask tidy`,
+//! `cargo xtask sim`, `cargo xtask fuzz`, `cargo xtask powercut`, `cargo xtask bench`.
 
 mod cargo;
 mod bench;
@@ -7,6 +7,7 @@ mod ci;
 mod fuzz;
 mod powercut;
 mod sim;
+mod test;
 mod tidy;
 
 use std::process::ExitCode;
@@ -28,6 +29,8 @@ enum Command {
         #[arg(long)]
         nightly: bool,
     },
+    /// All tests of the workspace, several programs side by side
+    Test,
     /// The house rules that a machine can check: sizes, headers, names, layers, unsafe
     Tidy,
     /// The simulator: --seeds N [--start S], or --seed S to repeat one with its trace
@@ -69,6 +72,7 @@ enum Command {
 fn main() -> ExitCode {
     match Arguments::parse().command {
         Command::Ci { nightly } => ci::run(nightly),
+        Command::Test => test::run(),
         Command::Tidy => tidy::run(),
         Command::Sim { arguments } => sim::run(&arguments),
         Command::Fuzz { seconds, seed, guided: None } => fuzz::run(seconds, seed),
