@@ -17,6 +17,7 @@ use uuid::Uuid;
 
 use crate::api::drive::DriveSource;
 use crate::api::export::ExportLimits;
+use crate::device::{LET_GO_TIMEOUT, when_free};
 use crate::front::{Front, nvme};
 use crate::history;
 use crate::refusal::{Answer, Refusal};
@@ -238,14 +239,19 @@ impl StateDirectory {
                 if read_only { File::open(path.join(LOCK)) } else { Err(error) }
             })
             .map_err(unusable)?;
-        match lock.try_lock() {
-            Ok(()) => Ok(StateDirectory { path: path.to_owned(), _lock: lock }),
-            Err(TryLockError::WouldBlock) => {
-                Err(Refusal::conflict(format!("another daemon uses the state directory {shown}"))
-                    .fix("stop that one, or give this one another --state and --socket"))
-            }
+        let in_use = || {
+            let refusal =
+                Refusal::conflict(format!("another daemon uses the state directory {shown}"))
+                    .fix("stop that one, or give this one another --state and --socket");
+            Refusal { may_pass: true, ..refusal }
+        };
+        // One that was killed has it until its end.
+        when_free(LET_GO_TIMEOUT, || match lock.try_lock() {
+            Ok(()) => Ok(()),
+            Err(TryLockError::WouldBlock) => Err(in_use()),
             Err(TryLockError::Error(error)) => Err(unusable(error)),
-        }
+        })?;
+        Ok(StateDirectory { path: path.to_owned(), _lock: lock })
     }
 
     /// The stored catalog; an empty one if nothing was ever stored.

@@ -19,7 +19,7 @@ use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ashlar_drive::drive::Limits;
 use ashlar_format::drive_label::DriveLabel;
@@ -41,10 +41,10 @@ use crate::topology::node_of_device;
 
 /// A smaller drive could not hold labels, maps and a useful amount of data.
 pub const DRIVE_BYTES_MIN: u64 = 64 << 20;
-/// How often, and how far apart, one that is held is tried again: a process that was killed lets
-/// go only when the kernel has ended what it had under way.
-const CLAIM_TRIES: u32 = 100;
-const CLAIM_PAUSE: Duration = Duration::from_millis(20);
+/// How long one that is held is tried again at once, and how far apart: a process that was killed
+/// lets go only when the kernel has ended what it had under way.
+pub const LET_GO_TIMEOUT: Duration = Duration::from_secs(2);
+const LET_GO_PAUSE: Duration = Duration::from_millis(20);
 /// Bytes zeroed at once.
 const WIPE_STEP_BYTES: u64 = 1 << 20;
 
@@ -83,7 +83,7 @@ pub struct OpenDevice {
 }
 
 impl OpenDevice {
-    /// Opens, claims and probes what is at `path`. Writes nothing.
+    /// Opens, claims and probes what is at `path`. Writes nothing. See [`when_free`].
     pub fn open(path: &Path) -> Answer<OpenDevice> {
         let identity = identify(path)?;
         let block_device = matches!(identity, Identity::BlockDevice { .. });
@@ -333,24 +333,29 @@ fn is_read_only(number: u64) -> bool {
     flag.is_ok_and(|flag| flag.trim() == "1")
 }
 
+/// Opens by `open`, again and again for as long as `patience` while another has it.
+#[expect(clippy::disallowed_methods, reason = "whoever opens is not a reactor's thread")]
+pub fn when_free<T>(patience: Duration, open: impl Fn() -> Answer<T>) -> Answer<T> {
+    let deadline = Instant::now() + patience;
+    loop {
+        match open() {
+            Err(refusal) if refusal.may_pass && Instant::now() < deadline => {
+                std::thread::sleep(LET_GO_PAUSE);
+            }
+            opened => return opened,
+        }
+    }
+}
+
 /// Opens it for this process alone.
 fn claim(path: &Path, block_device: bool) -> Answer<File> {
     let shown = path.display();
     let exclusive = if block_device { libc::O_EXCL } else { 0 };
-    let mut claimed = try_claim(path, exclusive);
-    for _ in 0..CLAIM_TRIES {
-        if !claimed.as_ref().is_err_and(is_held) {
-            break;
-        }
-        #[expect(clippy::disallowed_methods, reason = "whoever opens is not a reactor's thread")]
-        std::thread::sleep(CLAIM_PAUSE);
-        claimed = try_claim(path, exclusive);
-    }
-    claimed.map_err(|error| match error.raw_os_error() {
+    let refuse = |error: io::Error| match error.raw_os_error() {
         None if is_held(&error) => Refusal::conflict(format!("{shown} is held by another process"))
             .fix(
-                "detach it there first, if that is another ashlar daemon; a drive that was \
-                     pulled is free once it has answered what it was asked",
+                "detach it there first, if that is another ashlar daemon; a drive that was pulled, \
+                 or whose daemon was killed, is free once it has answered what it was asked",
             ),
         Some(libc::EINVAL) => {
             Refusal::conflict(format!("the file system of {shown} cannot do direct I/O"))
@@ -359,7 +364,9 @@ fn claim(path: &Path, block_device: bool) -> Answer<File> {
         Some(libc::EBUSY) => Refusal::conflict(format!("{shown} is in use"))
             .fix("unmount it, and take it out of LVM, md or swap (see `lsblk`)"),
         _ => unopened(path, &error),
-    })
+    };
+    let may_pass = |error: io::Error| Refusal { may_pass: is_held(&error), ..refuse(error) };
+    try_claim(path, exclusive).map_err(may_pass)
 }
 
 fn try_claim(path: &Path, exclusive: i32) -> io::Result<File> {

@@ -103,6 +103,44 @@ fn a_missing_drive_leaves_the_array_degraded() {
     assert_eq!(daemon.array_state("a"), "optimal");
 }
 
+/// As a daemon that was killed holds them, until the kernel is done with what it asked of them.
+fn held(daemon: &Daemon, drives: &[&str]) -> Vec<std::fs::File> {
+    let hold = |drive: &&str| {
+        let file = std::fs::File::open(daemon.path(&format!("{drive}.img"))).unwrap();
+        // The daemon may have it for a moment yet.
+        file.lock().unwrap();
+        file
+    };
+    drives.iter().map(hold).collect()
+}
+
+#[test]
+fn drives_that_are_held_at_the_start_are_taken_as_soon_as_they_are_let_go() {
+    let mut daemon = Daemon::with_array(5, 4);
+    daemon.ok("volume create v --array a --size 16M");
+    daemon.ok("export create e --volume v");
+    daemon.kill();
+    // Too many for the array to start without them: it does once they are there, and with all.
+    let held_by_another = held(&daemon, &["d0", "d1", "d2", "d3"]);
+    daemon.start_again();
+    assert_eq!(daemon.array_state("a"), "unavailable");
+    assert!(daemon.ok("status").contains("is held by another process"));
+    drop(held_by_another);
+    daemon.wait_for("array show a", |array| array["state"] == "optimal");
+    daemon.wait_for("export show e", |export| export["state"] == "listening");
+    let bench = "bench vhost --socket @/export/e.sock --ios 500 --rw randrw --verify --force";
+    daemon.ok(bench);
+    daemon.kill();
+    // One that it starts without: what it missed is rebuilt.
+    let held_by_another = held(&daemon, &["d2"]);
+    daemon.start_again();
+    assert_eq!(daemon.array_state("a"), "degraded");
+    daemon.ok(bench);
+    drop(held_by_another);
+    daemon.wait_for("array show a", |array| array["state"] == "optimal");
+    assert!(daemon.ok("array scrub a --wait").contains("all is well"));
+}
+
 #[test]
 fn an_array_that_cannot_start_does_not_stop_the_daemon() {
     let mut daemon = Daemon::with_array(5, 4);

@@ -118,8 +118,12 @@ fn unopened(address: PciAddress, error: &OpenError) -> Refusal {
         | OpenError::Events(_) => return refusal,
     };
     match cause.raw_os_error() {
-        Some(libc::EBUSY) => refusal
-            .fix("another process has it: detach it there first, if that is another ashlar daemon"),
+        Some(libc::EBUSY) => Refusal {
+            may_pass: true,
+            ..refusal.fix(
+                "another process has it: detach it there first, if that is another ashlar daemon",
+            )
+        },
         Some(libc::EACCES | libc::EPERM) => {
             refusal.fix("run the daemon as root, or as a user that may open /dev/vfio")
         }

@@ -101,7 +101,7 @@ fn a_device_is_held_by_one_owner() {
     OpenDevice::open(&path).unwrap_err();
     // Whoever waits for it gets it, as after a daemon that was killed.
     let second = std::thread::scope(|scope| {
-        let waiting = scope.spawn(|| OpenDevice::open(&path));
+        let waiting = scope.spawn(|| when_free(LET_GO_TIMEOUT, || OpenDevice::open(&path)));
         drop(io_of_a_drive);
         waiting.join().unwrap().unwrap()
     });

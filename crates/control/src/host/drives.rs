@@ -15,17 +15,15 @@ use crate::api::Done;
 use crate::api::drive::{Drive, DriveAttach, DriveModel, DriveSource};
 use crate::catalog::KnownDrive;
 use crate::device::content::Content;
-use crate::device::{self, Identity, OpenDevice};
+use crate::device::{self, Identity, LET_GO_TIMEOUT, OpenDevice};
 use crate::engine::{self, Memory};
 use crate::host::{Attached, Host, Medium, cut};
 use crate::name::{check_name, name_from_path};
 use crate::pci::PciAddress;
-use crate::refusal::{Answer, Refusal, RefusalKind};
+use crate::refusal::{Answer, Refusal};
 use crate::remote::{Credentials, Initiator, RemoteAddress};
 use crate::size::Size;
 
-/// How long a drive that was just let go may take to answer what it was asked before.
-const LET_GO_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long a drive may take to answer; one that does not must not hold up everything.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 /// More would be no model of any drive, and less no drive.
@@ -60,6 +58,8 @@ struct Opening {
     size_bytes: Option<u64>,
     /// Drives that are attached already.
     known: Vec<(String, Identity)>,
+    /// With one that another process has.
+    patience: Duration,
 }
 
 /// A drive that was opened, and what to undo if it is not attached after all.
@@ -197,6 +197,7 @@ impl Host {
             initiator: self.initiator,
             size_bytes: request.size_bytes,
             known: self.identities(),
+            patience: LET_GO_TIMEOUT,
         };
         let shown = opening.place.to_string();
         let opened = blocking(name, move || open(opening)).await??;
@@ -257,7 +258,7 @@ impl Host {
     pub(super) async fn reattach_drives(&self, drives: BTreeMap<String, KnownDrive>) {
         let initiator = self.initiator;
         let begin = |(name, known): (String, KnownDrive)| {
-            let opening = tokio::spawn(reopen(name.clone(), known, initiator));
+            let opening = tokio::spawn(reopen(name.clone(), known, initiator, LET_GO_TIMEOUT));
             (name, opening)
         };
         let opening: Vec<_> = drives.into_iter().map(begin).collect();
@@ -406,11 +407,12 @@ fn internal(error: &JoinError) -> Refusal {
     Refusal::failed(format!("an internal error: {error}"))
 }
 
-/// What the catalog has of a drive, as a drive.
+/// What the catalog has of a drive, as a drive. `patience`: with one that another process has.
 pub(super) async fn reopen(
     name: String,
     known: KnownDrive,
     initiator: Initiator,
+    patience: Duration,
 ) -> Answer<Reopened> {
     let blank =
         |memory| Ok(Reopened { attached: blank_memory(memory), harmless: Ok(()), is_cut: false });
@@ -424,23 +426,8 @@ pub(super) async fn reopen(
     };
     // Others are being opened, too: two paths to one drive are told by its lock.
     let opening =
-        || Opening { place: place.clone(), lossy, initiator, size_bytes: None, known: Vec::new() };
-    let deadline = Instant::now() + LET_GO_TIMEOUT;
-    let opened = loop {
-        let opening = opening();
-        match blocking(&name, move || open(opening)).await? {
-            // A daemon that was killed right before has it until the kernel has put its rings away.
-            // For what has a path `open` waits itself.
-            Err(refusal)
-                if refusal.kind == RefusalKind::Conflict
-                    && matches!(place, Place::Pci(_))
-                    && Instant::now() < deadline =>
-            {
-                tokio::time::sleep(LET_GO_TIMEOUT / 200).await;
-            }
-            opened => break opened?,
-        }
-    };
+        Opening { place, lossy, initiator, size_bytes: None, known: Vec::new(), patience };
+    let opened = blocking(&name, move || open(opening)).await??;
     let is_cut = opened.is_cut();
     let attached = Attached::new(Medium::Device(Arc::new(opened.device)), opened.content);
     Ok(Reopened { attached, harmless: opened.harmless, is_cut })
@@ -487,7 +474,7 @@ async fn let_go(device: &OpenDevice) -> bool {
 
 fn open(opening: Opening) -> Answer<Opened> {
     let created = create_if_missing(&opening)?;
-    let opened = open_existing(&opening);
+    let opened = device::when_free(opening.patience, || open_existing(&opening));
     match opened {
         Ok((device, content)) => {
             let bytes = device.limits.bytes;

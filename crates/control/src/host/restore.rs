@@ -1,5 +1,7 @@
 //! The host's first and last steps: what shall be is brought up, and everything is put to rest.
 
+use std::collections::BTreeSet;
+
 use ashlar_reactor::join::join_all;
 use ashlar_target::nvme_tcp::Coming;
 use tokio::sync::{Mutex, Semaphore};
@@ -85,16 +87,39 @@ impl Host {
         exports.iter().filter_map(|(_, known)| self.coming(known)).collect()
     }
 
-    /// Attaches a drive that was missing, and starts the arrays that waited for it. `opened`: what
-    /// became of opening `meant`.
-    pub(super) async fn reattach(&self, name: &str, meant: &KnownDrive, opened: Answer<Reopened>) {
+    /// Attaches drives that were missing, and starts the arrays that waited for them. Of each: what
+    /// became of opening what is known of it.
+    pub(super) async fn reattach(&self, opened: Vec<(String, KnownDrive, Answer<Reopened>)>) {
         let Ok(_turn) = self.changes.try_lock() else { return };
+        let reattach =
+            |(name, meant, opened): (String, _, _)| self.reattach_one(&name, &meant, opened);
+        let waiting: BTreeSet<Uuid> = opened.into_iter().filter_map(reattach).collect();
+        for array in waiting {
+            let name = self.array_name(array);
+            match self.assemble(array, &name, false).await {
+                Ok(()) => {
+                    self.look(|state| state.unavailable.remove(&array));
+                    tracing::info!(array = name, "started");
+                    self.start_exports_of(array).await;
+                }
+                Err(refusal) => drop(self.look(|state| state.unavailable.insert(array, refusal))),
+            }
+        }
+    }
+
+    /// The array that waited for it.
+    fn reattach_one(
+        &self,
+        name: &str,
+        meant: &KnownDrive,
+        opened: Answer<Reopened>,
+    ) -> Option<Uuid> {
         // It may have been detached, or its name given to another.
         if self.look(|state| state.catalog.drives.get(name) != Some(meant)) {
-            return;
+            return None;
         }
         let attached = opened.and_then(|drive| self.admit(name, drive));
-        let waiting = self.look(|state| {
+        self.look(|state| {
             if state.stopping || !state.missing.contains_key(name) {
                 return None;
             }
@@ -102,29 +127,18 @@ impl Host {
                 Ok(drive) => {
                     let array = drive.content.label().map(|label| label.array);
                     state.attach(name, drive);
+                    tracing::info!(drive = name, "the drive is there: attached");
                     // One on demand is tried by who waits for it.
                     let arrays = &state.catalog.arrays;
                     let array = array.filter(|its| arrays.get(its).is_none_or(|it| !it.on_demand));
-                    Some(array.filter(|array| state.unavailable.contains_key(array)))
+                    array.filter(|array| state.unavailable.contains_key(array))
                 }
                 Err(refusal) => {
                     state.missing.insert(name.to_owned(), refusal);
                     None
                 }
             }
-        });
-        let Some(waiting) = waiting else { return };
-        tracing::info!(drive = name, "the drive is there: attached");
-        let Some(array) = waiting else { return };
-        let array_name = self.array_name(array);
-        match self.assemble(array, &array_name, false).await {
-            Ok(()) => {
-                self.look(|state| state.unavailable.remove(&array));
-                tracing::info!(array = array_name, "started");
-                self.start_exports_of(array).await;
-            }
-            Err(refusal) => drop(self.look(|state| state.unavailable.insert(array, refusal))),
-        }
+        })
     }
 
     /// Drains exports, then flushes and stops arrays. They will be started again with the daemon.

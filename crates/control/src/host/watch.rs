@@ -35,9 +35,9 @@ pub struct Seen {
     /// Files that were asked for their length, by the names of their drives; one that was cut short
     /// is the answer.
     measured: BTreeMap<String, JoinHandle<Option<Arc<OpenDevice>>>>,
-    /// Drives of other hosts that are looked for: those that are lost, and those that are missing
-    /// since the start.
+    /// Drives of other hosts that are lost, and looked for.
     sought: BTreeMap<String, JoinHandle<()>>,
+    /// Drives that are missing since the start, and tried again.
     reopened: BTreeMap<String, JoinHandle<Answer<Reopened>>>,
     /// The catalog could not be written.
     unsaved: bool,
@@ -281,29 +281,40 @@ impl Host {
         }
     }
 
-    /// Attaches drives of other hosts that could not be reached when this one started.
+    /// Attaches drives of other hosts that could not be reached when this one started, and those
+    /// that another process had: a daemon that was killed has its drives until the kernel is done
+    /// with what it asked of them, of all if one of them does not answer.
     async fn reattach_missing_drives(&self, seen: &mut Seen) {
         let missing: BTreeMap<String, KnownDrive> = self.look(|state| {
             let known = |name: &String| state.catalog.drives.get(name).cloned();
-            let named = state.missing.keys().filter_map(|name| Some((name.clone(), known(name)?)));
-            named.filter(|(_, its)| matches!(its.source, DriveSource::NvmeTcp(_))).collect()
+            let comes = |its: &KnownDrive, why: &Refusal| is_remote(its) || why.may_pass;
+            let named = state.missing.iter();
+            let named = named.filter_map(|(name, why)| Some((name, known(name)?, why)));
+            let coming = named.filter(|(_, its, why)| comes(its, why));
+            coming.map(|(name, its, _)| (name.clone(), its)).collect()
         });
+        // What has become of others is let go.
+        seen.reopened.retain(|name, _| missing.contains_key(name));
+        let unfinished = |(name, known): (&String, &KnownDrive)| {
+            let opening = seen.reopened.get(name);
+            !is_remote(known) && opening.is_some_and(|opening| !opening.is_finished())
+        };
+        // Those of this host come together, so that their array does not start without some.
+        let waits = missing.iter().any(unfinished);
         let mut done = Vec::new();
         for (name, known) in missing {
             match seen.reopened.remove(&name) {
-                Some(opening) if opening.is_finished() => {
+                Some(opening) if opening.is_finished() && (is_remote(&known) || !waits) => {
                     done.extend(opening.await.ok().map(|opened| (name, known, opened)));
                 }
                 Some(opening) => drop(seen.reopened.insert(name, opening)),
                 None => {
-                    let opening = reopen(name.clone(), known, self.initiator);
+                    let opening = reopen(name.clone(), known, self.initiator, Duration::ZERO);
                     seen.reopened.insert(name, tokio::spawn(opening));
                 }
             }
         }
-        for (name, known, opened) in done {
-            self.reattach(&name, &known, opened).await;
-        }
+        self.reattach(done).await;
     }
 
     async fn is_pulled(&self, array: Uuid, member: u8) -> bool {
@@ -313,6 +324,10 @@ impl Host {
         let Ok(snapshot) = self.snapshot(running).await else { return true };
         snapshot.members.iter().any(|its| its.index == member && !its.is_present())
     }
+}
+
+fn is_remote(drive: &KnownDrive) -> bool {
+    matches!(drive.source, DriveSource::NvmeTcp(_))
 }
 
 /// One line for each thing that is not as it was.

@@ -6,7 +6,7 @@ use ashlar_bench::under::Source;
 
 use crate::cli::bench::options::ArrayOptions;
 use crate::device::content::Content;
-use crate::device::{DRIVE_BYTES_MIN, OpenDevice, check_size};
+use crate::device::{DRIVE_BYTES_MIN, LET_GO_TIMEOUT, OpenDevice, check_size, when_free};
 use crate::engine::check_room;
 use crate::refusal::{Answer, Refusal};
 use crate::size::Size;
@@ -99,7 +99,7 @@ fn open_device(path: &str, force: bool) -> Answer<OpenDevice> {
         return Err(Refusal::unknown(format!("{path} does not exist"))
             .fix("check the path; ram:SIZE is a drive of memory"));
     }
-    let device = OpenDevice::open(Path::new(path))?;
+    let device = when_free(LET_GO_TIMEOUT, || OpenDevice::open(Path::new(path)))?;
     check_size(path, device.limits.bytes)?;
     let content = device
         .content()
