@@ -12,8 +12,10 @@ use serde_json::Value;
 
 /// Beside as many as there are CPUs, one that waits.
 const BESIDE_CPUS: usize = 1;
+/// What promises something of pauses wants all CPUs for itself, after the others.
+const ALONE: [&str; 1] = ["control resume"];
 /// A program that takes longer hangs; what it said until then is what helps.
-const SECONDS_MAX: &str = "1200";
+const SECONDS_MAX: &str = "3600";
 /// What the last line of each program counts (libtest).
 const COUNTED: [&str; 5] = ["passed", "failed", "ignored", "measured", "filtered out"];
 
@@ -39,21 +41,23 @@ pub fn run() -> ExitCode {
     #[expect(clippy::disallowed_methods, reason = "it is the person who waits")]
     let began = std::time::Instant::now();
     let Some(programs) = built() else {
+        eprintln!("no tests were built");
         return ExitCode::FAILURE;
     };
-    let mut lanes = thread::available_parallelism().map_or(1, usize::from) + BESIDE_CPUS;
-    lanes = lanes.min(programs.len());
-    let left = Mutex::new(programs.iter());
+    let is_alone = |program: &&Program| ALONE.contains(&program.name.as_str());
+    let lanes = thread::available_parallelism().map_or(1, usize::from) + BESIDE_CPUS;
+    let beside = Mutex::new(programs.iter().filter(|program| !is_alone(program)));
     let ended = Mutex::new(Ended::default());
     thread::scope(|scope| {
         for _ in 0..lanes {
             scope.spawn(|| {
-                while let Some(program) = next(&left) {
+                while let Some(program) = next(&beside) {
                     tell(program, ran(program), &ended);
                 }
             });
         }
     });
+    programs.iter().filter(is_alone).for_each(|program| tell(program, ran(program), &ended));
     let ended = ended.into_inner().unwrap_or_default();
     let is_good = ended.failed.is_empty();
     if !is_good {
@@ -71,7 +75,7 @@ pub fn run() -> ExitCode {
     if is_good { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// All programs of tests, in the order in which cargo names them; none if they cannot be built.
+/// All programs of tests, by their names; `None` if they cannot be built, or there are none.
 fn built() -> Option<Vec<Program>> {
     let mut cargo = crate::cargo::command();
     cargo.args(["test", "--workspace", "--tests", "--locked", "--no-run"]);
@@ -79,9 +83,10 @@ fn built() -> Option<Vec<Program>> {
     let mut building = cargo.spawn().ok()?;
     let messages = BufReader::new(building.stdout.take()?).lines().map_while(Result::ok);
     let mut programs: Vec<Program> = messages.filter_map(|line| program(&line)).collect();
-    // The same each time; cargo tells of them as they are built.
+    // Cargo tells of them as they are built.
     programs.sort_by(|one, other| (&one.package, &one.name).cmp(&(&other.package, &other.name)));
-    building.wait().is_ok_and(|status| status.success()).then_some(programs)
+    let is_built = building.wait().is_ok_and(|status| status.success());
+    (is_built && !programs.is_empty()).then_some(programs)
 }
 
 /// The program of tests that a message of cargo's names, if it does.
@@ -101,8 +106,8 @@ fn next<'a>(left: &Mutex<impl Iterator<Item = &'a Program>>) -> Option<&'a Progr
     left.lock().ok()?.next()
 }
 
-/// Runs one to its end, as cargo would. What it says is in a file beside it until it has ended:
-/// who hangs can be looked at, and what outlives a program keeps nobody.
+/// Runs one to its end, as cargo would. What it says is in a file beside it: who hangs can be
+/// looked at, and what outlives a program keeps nobody.
 fn ran(program: &Program) -> std::io::Result<(ExitStatus, String)> {
     let path = program.path.with_extension("log");
     let said = File::create(&path)?;
@@ -123,11 +128,11 @@ fn tell(program: &Program, ran: std::io::Result<(ExitStatus, String)>, ended: &M
     let is_good = match ran {
         Ok((status, said)) => {
             println!("\n── {name}: {status}\n{said}");
-            let counts = said.lines().rev().find_map(counts).unwrap_or_default();
-            for (all, its) in ended.counts.iter_mut().zip(counts) {
+            let counts = said.lines().rev().find_map(counts);
+            for (all, its) in ended.counts.iter_mut().zip(counts.unwrap_or_default()) {
                 *all += its;
             }
-            status.success()
+            status.success() && counts.is_some()
         }
         Err(error) => {
             println!("\n── {name}: {} cannot be run: {error}", program.path.display());

@@ -224,7 +224,7 @@ async fn dispatch(command: Command, socket: PathBuf, output: Output) -> Answer<E
         Command::Serve(serve) => run_daemon(serve, socket).await?,
         Command::Status(status) => status::run(status, &client, output).await?,
         Command::Top(top) => top::run(&top, &client, output).await?,
-        Command::Metrics => say(client.get_text("/metrics").await?.trim_end()),
+        Command::Metrics => say(client.get_text("/metrics").await?.trim_end())?,
         Command::Drive(command) => drive::run(command, &client, output).await?,
         Command::Array(command) => return array::run(command, &client, output).await,
         Command::Spare(command) => spare::run(command, &client, output).await?,
@@ -233,7 +233,7 @@ async fn dispatch(command: Command, socket: PathBuf, output: Output) -> Answer<E
         Command::Upgrade(upgrade) => upgrade::run(upgrade, &client, output).await?,
         Command::Bench(command) => bench::run(command, output)?,
         Command::Inspect(command) => inspect::run(&command, output)?,
-        Command::GenSecret { hash } => say(&make_secret(hash)?),
+        Command::GenSecret { hash } => say(&make_secret(hash)?)?,
         Command::Openapi => output::json(&server::openapi())?,
         Command::Completions { shell } => complete::print_registration(shell)?,
         Command::Man { directory } => write_manual(&directory)?,
@@ -244,8 +244,7 @@ async fn dispatch(command: Command, socket: PathBuf, output: Output) -> Answer<E
 async fn run_daemon(serve: Serve, socket: PathBuf) -> Answer<()> {
     if let Some(format) = serve.check_handover {
         daemon::check_handover(format, &serve.state)?;
-        say(&format!("{CONSENT}{}", env!("CARGO_PKG_VERSION")));
-        return Ok(());
+        return say(&format!("{CONSENT}{}", env!("CARGO_PKG_VERSION")));
     }
     log::start();
     daemon::serve(Settings {
@@ -282,6 +281,5 @@ fn write_manual(directory: &std::path::Path) -> Answer<()> {
     written.map_err(|error| {
         Refusal::failed(format!("{} cannot be written: {error}", directory.display()))
     })?;
-    say(&format!("manual pages written to {}", directory.display()));
-    Ok(())
+    say(&format!("manual pages written to {}", directory.display()))
 }

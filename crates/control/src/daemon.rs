@@ -21,7 +21,7 @@ use uuid::Uuid;
 use crate::catalog::StateDirectory;
 use crate::handover::{self, FORMAT, Handover};
 use crate::host::on_demand::Followers;
-use crate::host::{Host, Seen, WATCH_INTERVAL, witness};
+use crate::host::{Host, Seen, UNUSED_INTERVAL, WATCH_INTERVAL, witness};
 use crate::log;
 use crate::refusal::{Answer, Refusal};
 use crate::topology::parse_cpus;
@@ -108,6 +108,7 @@ pub async fn serve(settings: Settings) -> Answer<()> {
     // Not aborted: they end by themselves when the host stops, and not in the middle of a change.
     tokio::spawn(follow_guests(host.clone()));
     tokio::spawn(open_exports(host.clone()));
+    tokio::spawn(end_unused_connections(host.clone()));
     tracing::info!(socket = %path.display(), state = %settings.state.display(), "serving");
     tell_supervisor("READY=1");
     let wanted = tokio::select! {
@@ -180,6 +181,14 @@ async fn keep_watch(host: Arc<Host>) {
         ticks.tick().await;
         log::tell_left_out();
         host.watch(&mut seen).await;
+    }
+}
+
+/// Apart from the watch, which may be long in coming back.
+async fn end_unused_connections(host: Arc<Host>) {
+    loop {
+        host.end_unused_connections();
+        tokio::time::sleep(UNUSED_INTERVAL).await;
     }
 }
 

@@ -361,8 +361,10 @@ fn claim(path: &Path, block_device: bool) -> Answer<File> {
             Refusal::conflict(format!("the file system of {shown} cannot do direct I/O"))
                 .fix("put the file on ext4, XFS or another file system with O_DIRECT")
         }
-        Some(libc::EBUSY) => Refusal::conflict(format!("{shown} is in use"))
-            .fix("unmount it, and take it out of LVM, md or swap (see `lsblk`)"),
+        Some(libc::EBUSY) => Refusal::conflict(format!("{shown} is in use")).fix(
+            "unmount it, and take it out of LVM, md or swap (see `lsblk`); if a daemon that was \
+                 killed had it, it is free once it has answered what it was asked",
+        ),
         _ => unopened(path, &error),
     };
     let may_pass = |error: io::Error| Refusal { may_pass: is_held(&error), ..refuse(error) };

@@ -68,7 +68,7 @@ use crate::served::Served;
 use crate::snapshot::{ArraySnapshot, snapshot};
 use crate::topology::{SYSTEM, Topology};
 
-pub use crate::host::watch::{Seen, WATCH_INTERVAL};
+pub use crate::host::watch::{Seen, UNUSED_INTERVAL, WATCH_INTERVAL};
 
 /// What an attached drive is made of.
 #[derive(Clone)]

@@ -8,6 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
+use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
@@ -30,8 +31,8 @@ pub fn start() {
 
 /// Says of periods that have ended what was left out in them.
 pub fn tell_left_out() {
-    for (place, lines) in FLOOD.ended(Instant::now()) {
-        tracing::warn!(place, lines, "lines of one kind were left out");
+    for (first, lines) in FLOOD.ended(Instant::now()) {
+        tracing::warn!(lines, first = first.as_str(), "lines of one kind were left out");
     }
 }
 
@@ -46,6 +47,14 @@ struct Said {
     began: Instant,
     times: u32,
     left_out: u64,
+    /// What the first of these says: a place in the code means nothing to an operator.
+    first_left_out: String,
+}
+
+impl Said {
+    fn new(began: Instant) -> Said {
+        Said { began, times: 0, left_out: 0, first_left_out: String::new() }
+    }
 }
 
 impl Flood {
@@ -53,27 +62,63 @@ impl Flood {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether a line of a place is said.
-    fn lets_through(&self, place: &'static str, now: Instant) -> bool {
+    /// Whether a line of a place is said; `line`: what it says.
+    fn lets_through(
+        &self,
+        place: &'static str,
+        now: Instant,
+        line: impl FnOnce() -> String,
+    ) -> bool {
         let mut places = self.places();
-        let said = places.entry(place).or_insert(Said { began: now, times: 0, left_out: 0 });
+        let said = places.entry(place).or_insert_with(|| Said::new(now));
         if said.left_out == 0 && now.duration_since(said.began) >= PERIOD {
             (said.began, said.times) = (now, 0);
         }
         let is_said = said.times < SAID_MAX;
         match is_said {
             true => said.times += 1,
-            false => said.left_out += 1,
+            false => {
+                if said.left_out == 0 {
+                    said.first_left_out = line();
+                }
+                said.left_out += 1;
+            }
         }
         is_said
     }
 
-    /// How many lines were left out of each place whose period has ended. It begins anew.
-    fn ended(&self, now: Instant) -> Vec<(&'static str, u64)> {
+    /// Of each place whose period has ended, the first line that was left out, and how many were.
+    /// It begins anew.
+    fn ended(&self, now: Instant) -> Vec<(String, u64)> {
         let is_over = |_: &&str, its: &mut Said| now.duration_since(its.began) >= PERIOD;
         let over = self.places().extract_if(.., is_over).collect::<Vec<_>>();
-        let left_out = over.into_iter().map(|(place, its)| (place, its.left_out));
+        let left_out = over.into_iter().map(|(_, its)| (its.first_left_out, its.left_out));
         left_out.filter(|(_, lines)| *lines > 0).collect()
+    }
+}
+
+/// What an event says, and then its other fields, as far as a line has room for them.
+#[derive(Default)]
+struct Message(String);
+
+const FIELDS_BYTES_MAX: usize = 300;
+
+impl Message {
+    fn of(event: &Event<'_>) -> String {
+        let mut message = Message::default();
+        event.record(&mut message);
+        message.0
+    }
+}
+
+impl Visit for Message {
+    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+        if field.name() == "message" {
+            self.0.insert_str(0, &format!("{value:?}"));
+        } else if self.0.len() < FIELDS_BYTES_MAX {
+            let value: String = format!("{value:?}").chars().take(FIELDS_BYTES_MAX).collect();
+            self.0.push_str(&format!(" {}={value}", field.name()));
+        }
     }
 }
 
@@ -86,7 +131,7 @@ impl<S: Subscriber> Layer<S> for Sluice {
         // An error is of the daemon itself, and there are as many as it has parts.
         let is_often = OFTEN.iter().any(|often| its.target().starts_with(often));
         let may_flood = is_often && *its.level() > Level::ERROR;
-        !may_flood || self.0.lets_through(its.name(), Instant::now())
+        !may_flood || self.0.lets_through(its.name(), Instant::now(), || Message::of(event))
     }
 }
 
@@ -98,16 +143,16 @@ mod tests {
     fn a_flood_is_told_by_its_number() {
         let (flood, began) = (Flood::default(), Instant::now());
         let at = |ms| began + Duration::from_millis(ms);
-        let says = |place, ms| flood.lets_through(place, at(ms));
+        let says = |place, ms| flood.lets_through(place, at(ms), || format!("{place} at {ms}"));
         assert_eq!((0..1000).filter(|ms| says("refused", *ms)).count(), 20);
         assert!(says("other", 500) && !says("refused", 9_999));
         assert!(flood.ended(at(9_999)).is_empty());
         // Nobody has told of these yet.
         assert!(!says("refused", 10_000));
-        assert_eq!(flood.ended(at(10_000)), [("refused", 982)]);
+        assert_eq!(flood.ended(at(10_000)), [("refused at 20".to_owned(), 982)]);
         assert!(flood.ended(at(99_000)).is_empty());
         assert_eq!((0..30).filter(|_| says("refused", 99_000)).count(), 20);
-        assert_eq!(flood.ended(at(109_000)), [("refused", 10)]);
+        assert_eq!(flood.ended(at(109_000)), [("refused at 99000".to_owned(), 10)]);
     }
 
     #[test]
@@ -126,6 +171,8 @@ mod tests {
         let text = String::from_utf8(written.lock().unwrap().clone()).unwrap();
         let count = |what: &str| text.lines().filter(|line| line.ends_with(what)).count();
         assert_eq!((count("theirs"), count("grave"), count("ours")), (20, 50, 50));
+        let later = Instant::now() + PERIOD;
+        assert_eq!(EMPTY.ended(later), [("theirs".to_owned(), 30)]);
     }
 
     struct Pipe(std::sync::Arc<Mutex<Vec<u8>>>);

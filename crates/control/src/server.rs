@@ -304,7 +304,8 @@ async fn set_on_demand(
 
 /// Stop an array and its exports
 ///
-/// Refused without `force` while a guest is connected.
+/// Refused without `force` while a guest is connected. With it, what could not be put in place is
+/// no failure either, and told in `error` of the answer.
 #[utoipa::path(post, path = "/v1/arrays/{name}/stop", tag = "arrays",
     params(("name" = String, Path), Force),
     responses((status = 200, body = Array), (status = "default", body = ErrorBody)))]

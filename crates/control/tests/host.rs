@@ -305,6 +305,20 @@ fn a_file_that_was_unmounted_is_mounted_again_and_what_is_mounted_over_it_stays(
     assert!(!path.exists());
 }
 
+#[test]
+fn a_refusal_names_who_uses_an_export() {
+    let daemon = with_volume();
+    daemon.ok("export create n --volume v --kind nbd --path @/n.sock");
+    let client = nbd_client(&daemon, "n.sock", "n");
+    daemon.wait_for("export show n", |export| export["state"] == "connected");
+    for line in ["export delete n", "array stop a"] {
+        let said = daemon.refused(line);
+        assert!(said.contains("is used by a client"), "{line}: {said}");
+        assert!(said.contains("fix: disconnect the client first"), "{line}: {said}");
+    }
+    drop(client);
+}
+
 /// Clients of network block devices are not handed to another program.
 #[test]
 fn an_upgrade_takes_nothing_away_unasked() {

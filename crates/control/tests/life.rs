@@ -315,6 +315,27 @@ fn several_arrays_live_side_by_side() {
 }
 
 #[test]
+fn what_drives_still_carry_is_told() {
+    let daemon = Daemon::with_array(1, 2);
+    daemon.ok("drive detach d1 --force");
+    let said = daemon.ok("drive attach @/d1.img");
+    assert!(said.contains("array a runs, and takes the drive back by itself"), "{said}");
+    daemon.wait_for("array show a", |array| array["state"] == "optimal");
+    daemon.ok("array stop a");
+    daemon.ok("drive detach d0");
+    let said = daemon.ok("drive attach @/d0.img");
+    assert!(said.contains("`ashlar array start --scan` starts array a"), "{said}");
+    // Of drives that are away, a deleted array would come back without a word.
+    ["d0", "d1"].iter().for_each(|name| drop(daemon.ok(&format!("drive detach {name}"))));
+    let said = daemon.ok("array delete a --force");
+    assert!(said.contains("note: drives d0, d1 were not attached"), "{said}");
+    ["d0", "d1"].iter().for_each(|name| drop(daemon.ok(&format!("drive attach @/{name}.img"))));
+    assert!(daemon.ok("array start --scan").contains("array a started"));
+    // Of those that are here nothing is to be said.
+    assert!(!daemon.ok("array delete a").contains("note"));
+}
+
+#[test]
 fn memory_serves_as_drives() {
     let daemon = Daemon::start();
     daemon.ok("drive attach ram:64M --name r0");

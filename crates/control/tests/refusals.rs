@@ -439,6 +439,38 @@ fn a_full_state_directory_refuses_changes() {
 }
 
 #[test]
+fn output_that_cannot_be_written_is_no_success() {
+    let daemon = Daemon::with_array(1, 2);
+    daemon.ok("volume create v --array a --size 16M");
+    daemon.ok("export create e --volume v");
+    for line in [
+        "metrics",
+        "status",
+        "-o json status",
+        "drive list",
+        "array show a",
+        "export show e --qemu",
+        "top --count 1",
+        "inspect @/d0.img",
+        "gen-secret",
+        "openapi",
+        "completions bash",
+    ] {
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        let output = daemon.run_into(full, line);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{line}: {said}");
+        let why = "the output could not be written: No space left on device";
+        assert!(said.contains(why), "{line}: {said}");
+    }
+    // Who has read enough goes away.
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let output = daemon.run_into(writer, "status");
+    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+}
+
+#[test]
 fn without_a_daemon() {
     let mut daemon = Daemon::start();
     daemon.stop();

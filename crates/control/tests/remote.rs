@@ -9,6 +9,7 @@ mod daemon;
 #[expect(dead_code, reason = "the reactor's tests use all of it")]
 mod model;
 
+use std::net::TcpListener;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -67,6 +68,23 @@ fn it_is_shown_with_how_it_is_reached() {
         assert!(text.contains(line), "{line}: {text}");
     }
     assert!(daemon.refused(&format!("{line} --name again")).contains("attached already"));
+}
+
+#[test]
+fn who_only_looked_at_a_drive_is_not_taken_for_dead() {
+    let far = Daemon::with_array(0, 3);
+    far.ok("volume create v --array a --size 70M");
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let (listen, nqn) = (format!("127.0.0.1:{port}"), "nqn.2026-01.example:far");
+    far.ok(&format!("export create e --volume v --kind nvme-tcp --listen {listen} --nqn {nqn}"));
+    let daemon = Daemon::start();
+    daemon.ok(&format!("drive attach nvme-tcp://{listen}/{nqn} --name far"));
+    let export = far.wait_for("export show e", |export| export["state"] == "listening");
+    assert_eq!(export["error"], serde_json::Value::Null, "{export}");
+    assert!(!far.log().contains("sign of life"), "{}", far.log());
+    // It connects again when it is needed.
+    daemon.ok("array create b --level 0 --drives far");
+    assert_eq!(daemon.array_state("b"), "optimal");
 }
 
 #[test]

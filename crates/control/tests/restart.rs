@@ -120,7 +120,7 @@ fn drives_that_are_held_at_the_start_are_taken_as_soon_as_they_are_let_go() {
     daemon.ok("volume create v --array a --size 16M");
     daemon.ok("export create e --volume v");
     daemon.kill();
-    // Too many for the array to start without them: it does once they are there, and with all.
+    // Too many for the array to start without them: it does once they are there.
     let held_by_another = held(&daemon, &["d0", "d1", "d2", "d3"]);
     daemon.start_again();
     assert_eq!(daemon.array_state("a"), "unavailable");

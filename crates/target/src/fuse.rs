@@ -150,7 +150,10 @@ impl Export for FuseExport {
     }
 
     /// The kernel asks for the size again every second; a loop device is told by `losetup -c`.
-    fn resized(&self) {}
+    fn resized(&self) {
+        // One whose reactor does not answer serves nobody.
+        let _ = self.line.ask(|session| session.file().note_change());
+    }
 }
 
 impl Drop for FuseExport {

@@ -267,6 +267,11 @@ impl Scrub {
     pub fn is_mended(&self) -> bool {
         self.mismatched_stripes + self.damaged_stripes == self.repaired_stripes
     }
+
+    /// It is known of places that they are errors until they are written again.
+    pub fn has_places_left(&self) -> bool {
+        self.places.iter().any(|its| !its.repaired && its.what != ScrubFlaw::Mismatch)
+    }
 }
 
 /// Blocks that could not be worked out when a member was rebuilt.
@@ -347,7 +352,7 @@ pub struct Array {
     /// It is here only while a guest needs it here.
     #[serde(default)]
     pub on_demand: bool,
-    /// Why the array is unavailable.
+    /// Why the array is unavailable; in the answer to a stop by force, what was not finished.
     #[serde(default)]
     pub error: Option<String>,
     /// CPU of the reactor that serves it.

@@ -238,7 +238,8 @@ pub async fn run(command: Command, client: &Client, output: Output) -> Answer<Ex
         Command::Stop { name, force } => {
             let path = format!("{}/stop?force={force}", path_of("arrays", &name));
             let array: Array = client.post(&path, &()).await?;
-            show(output, &array, |_| format!("array {name} stopped"))?;
+            let left: Vec<String> = array.error.iter().cloned().collect();
+            show(output, &array, |_| with_notes(&format!("array {name} stopped"), &left))?;
         }
         Command::OnDemand { name, off } => {
             let path = format!("{}/on-demand?on={}", path_of("arrays", &name), !off);
@@ -338,16 +339,17 @@ async fn run_rebuild(name: &str, wait: bool, client: &Client, output: Output) ->
 }
 
 fn show_scan(result: &ScanResult, output: Output) -> Answer<ExitCode> {
-    show(output, result, |result| {
+    let shown = show(output, result, |result| {
         let lines: Vec<String> = result.started.iter().map(started).collect();
         if lines.is_empty() && result.failed.is_empty() {
             return "no array to start on the attached drives".to_owned();
         }
         lines.join("\n")
-    })?;
+    });
     for failure in &result.failed {
         complain(output, &failure.error, failure.fix.as_deref());
     }
+    shown?;
     Ok(if result.failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 

@@ -41,8 +41,7 @@ pub fn print_registration(shell: Shell) -> Answer<()> {
     completer
         .write_registration(VARIABLE, "ashlar", "ashlar", "ashlar", &mut text)
         .map_err(|error| Refusal::failed(format!("no completions: {error}")))?;
-    say(String::from_utf8_lossy(&text).trim_end());
-    Ok(())
+    say(String::from_utf8_lossy(&text).trim_end())
 }
 
 pub fn drives() -> Vec<CompletionCandidate> {

@@ -6,6 +6,7 @@ use clap::{Args, Subcommand};
 use clap_complete::engine::ArgValueCandidates;
 
 use crate::api::Done;
+use crate::api::array::{Array, ArrayState};
 use crate::api::drive::{
     Drive, DriveAttach, DriveHealth, DriveHistory, DriveKind, DriveModel, DriveQueue, DriveSource,
     DriveState, LatencySummary, PathState, RemotePath, Used,
@@ -99,10 +100,12 @@ pub async fn run(command: Command, client: &Client, output: Output) -> Answer<()
     match command {
         Command::Attach(attach) => {
             let drive: Drive = client.post("/v1/drives", &attach.request()?).await?;
+            let array = array_of(&drive, client).await;
             show(output, &drive, |drive| {
                 let (bytes, content) = (drive.bytes.unwrap_or(0), or_dash(drive.content.as_ref()));
                 let line = format!("drive {} attached: {}, {content}", drive.name, Size(bytes));
-                with_notes(&line, &hint(drive))
+                let hint = drive.array.as_ref().map(|name| hint(drive.state, name, array.as_ref()));
+                with_notes(&line, hint.as_slice())
             })
         }
         Command::Detach { name, force } => {
@@ -213,22 +216,35 @@ fn model(text: &str) -> Option<DriveModel> {
     })
 }
 
-/// What can be done with a drive that is, or was, a member.
-fn hint(drive: &Drive) -> Vec<String> {
-    let hint = |array: &String| {
-        if drive.state == DriveState::Replaced {
-            return format!(
-                "another drive has its place in array {array}: it is not used; to use it for \
-                 something else, say --force to `ashlar array create`, `ashlar array replace` or \
-                 `ashlar spare add`"
-            );
-        }
-        format!(
-            "`ashlar array start --scan` starts array {array}; if that runs, it takes the drive \
-             back by itself, or `ashlar status` says why not"
-        )
+/// The array whose label a drive carries. `None`: it is not known here, or it cannot be asked.
+async fn array_of(drive: &Drive, client: &Client) -> Option<Array> {
+    let uuid = drive.array_uuid?;
+    let arrays: Vec<Array> = client.get("/v1/arrays").await.ok()?;
+    arrays.into_iter().find(|its| its.uuid == uuid)
+}
+
+/// What becomes of a drive that is, or was, a member of the array called `name`, or can be done
+/// with it.
+fn hint(drive: DriveState, name: &str, array: Option<&Array>) -> String {
+    let runs = |its: &Array| match its.state {
+        ArrayState::Optimal | ArrayState::Degraded | ArrayState::Failed => true,
+        ArrayState::Stopped | ArrayState::Unavailable => false,
     };
-    drive.array.iter().map(hint).collect()
+    match (drive, array) {
+        (DriveState::Replaced, _) => format!(
+            "another drive has its place in array {name}: it is not used; to use it for something \
+             else, say --force to `ashlar array create`, `ashlar array replace` or `ashlar spare \
+             add`"
+        ),
+        (DriveState::Member, _) => format!("array {name} has taken it back"),
+        (_, Some(its)) if runs(its) => format!(
+            "array {name} runs, and takes the drive back by itself, or `ashlar status` says why not"
+        ),
+        (_, Some(its)) if its.on_demand => {
+            format!("array {name} is on demand: it comes when a guest needs it here")
+        }
+        (_, _) => format!("`ashlar array start --scan` starts array {name}"),
+    }
 }
 
 /// A line, and what the operator should know under it.

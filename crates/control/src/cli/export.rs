@@ -285,8 +285,7 @@ pub async fn run(command: Command, client: &Client, output: Output) -> Answer<()
                 let only = if qemu { export.qemu } else { export.libvirt };
                 let none =
                     || Refusal::invalid(format!("{name} is no export for a virtual machine"));
-                say(&only.ok_or_else(none)?);
-                return Ok(());
+                return say(&only.ok_or_else(none)?);
             }
             show(output, &export, details)
         }

@@ -1,6 +1,6 @@
 //! What commands print: tables for people, JSON for programs.
 
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 
 use clap::ValueEnum;
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
@@ -16,16 +16,27 @@ pub enum Output {
     Json,
 }
 
-/// Prints a line. A reader that has gone away (`| head`) is no error.
-pub fn say(text: &str) {
-    let _ = writeln!(std::io::stdout(), "{text}");
+/// Prints a line. A reader that has gone away (`| head`) is no error. Whatever else keeps it from
+/// being written is: a part of it would be taken for all.
+pub fn say(text: &str) -> Answer<()> {
+    let mut stdout = std::io::stdout().lock();
+    let written = writeln!(stdout, "{text}").and_then(|()| stdout.flush());
+    match written {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            let text = format!("the output could not be written: {error}");
+            Err(Refusal::failed(text).fix(
+                "make room where it goes, or send it elsewhere; a change that was asked for is \
+                 done all the same",
+            ))
+        }
+        Ok(()) | Err(_) => Ok(()),
+    }
 }
 
 pub fn json(value: &impl Serialize) -> Answer<()> {
     let text = serde_json::to_string_pretty(value)
         .map_err(|error| Refusal::failed(format!("no JSON form: {error}")))?;
-    say(&text);
-    Ok(())
+    say(&text)
 }
 
 /// Says on stderr why something was not done, and what mends it.
@@ -51,10 +62,7 @@ pub fn show<T: Serialize>(
 ) -> Answer<()> {
     match output {
         Output::Json => json(value),
-        Output::Table => {
-            say(table(value).trim_end());
-            Ok(())
-        }
+        Output::Table => say(table(value).trim_end()),
     }
 }
 

@@ -149,8 +149,7 @@ fn place_line(place: &ScrubPlace, members: &[Member]) -> String {
 }
 
 fn advice(scrub: &Scrub, name: &str) -> Vec<String> {
-    let is_left = |its: &ScrubPlace| !its.repaired && its.what != ScrubFlaw::Mismatch;
-    let is_left = scrub.places.iter().any(is_left);
+    let is_left = scrub.has_places_left();
     let mut lines = Vec::new();
     if scrub.unreadable_stripes > 0 {
         let advice = match is_left {

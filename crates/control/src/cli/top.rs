@@ -79,12 +79,12 @@ pub async fn run(top: &Top, client: &Client, output: Output) -> Answer<()> {
         match output {
             Output::Json => {
                 let line = serde_json::to_string(&look);
-                say(&line.map_err(|error| Refusal::failed(format!("no JSON form: {error}")))?);
+                say(&line.map_err(|error| Refusal::failed(format!("no JSON form: {error}")))?)?;
             }
             Output::Table if std::io::stdout().is_terminal() => {
-                say(&format!("{CLEAR}{}", screen(&look)));
+                say(&format!("{CLEAR}{}", screen(&look)))?;
             }
-            Output::Table => say(&format!("{}\n", screen(&look))),
+            Output::Table => say(&format!("{}\n", screen(&look)))?,
         }
         (before, looked) = (after, now);
         left = left.map(|left| left - 1);

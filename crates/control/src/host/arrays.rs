@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
+use ashlar_drive::drive::Drive;
 use ashlar_format::array_superblock::{ArraySuperblock, Level, MemberState};
 use ashlar_pool::pool::Pool;
 use ashlar_raid::array::Array;
@@ -510,11 +511,12 @@ impl Host {
         let teller = self.teller(core);
         let beginning = engine::call(self.core(core), async move |reactor| {
             let (drives, kept) = plant(&reactor, seeds);
+            let given = drives.clone();
             let options = AssembleOptions { force, known, host, ..AssembleOptions::default() };
             let taken = options.taken.clone();
             let begun = match Array::assemble(&reactor, drives, options).await {
                 Ok(array) => open_pool(&reactor, array, teller).await,
-                Err(error) => Err(translate::assemble(&shown, &absent, &error)),
+                Err(error) => Err(translate::assemble(&shown, &absent, &full(&given), &error)),
             };
             let begun = begun.map_err(|refusal| Refusal { has_lease: taken.get(), ..refusal });
             Beginning { kept, begun }
@@ -627,13 +629,29 @@ impl Host {
                 (known.started, known.on_demand) = (false, false);
             }
         })?;
-        self.stop_running(running).await?;
-        self.show_array_by_uuid(running.uuid).await
+        let left = self.stop_and_tell(running).await?;
+        if let Some(left) = left.as_ref() {
+            tracing::warn!(array = name, "{}", left.line());
+        }
+        match left {
+            None => self.show_array_by_uuid(running.uuid).await,
+            // Who forces it knows that something is amiss, and has what was asked for.
+            Some(left) if force => {
+                let shown = self.show_array_by_uuid(running.uuid).await?;
+                Ok(Shown { error: Some(left.line()), ..shown })
+            }
+            Some(left) => Err(left),
+        }
     }
 
     /// Stops an array and its exports; those of one on demand wait. Its drives are free afterwards,
     /// even if the stop fails.
     pub(super) async fn stop_running(&self, running: Running) -> Answer<()> {
+        self.stop_and_tell(running).await?.map_or(Ok(()), Err)
+    }
+
+    /// The same: what could not be finished of an array that was stopped all the same.
+    async fn stop_and_tell(&self, running: Running) -> Answer<Option<Refusal>> {
         let uuid = running.uuid;
         if self.is_on_demand(uuid) && !self.look(|state| state.stopping) {
             self.park_exports_of(uuid).await;
@@ -667,12 +685,11 @@ impl Host {
         let name = self.array_name(uuid);
         let (result, last) = stopped?;
         self.record_snapshot(&last)?;
-        result.map_err(|error| {
-            let text = format!("array {name} was stopped, but not cleanly: {error}");
-            Refusal::failed(text).fix("it will resync when it is started again")
-        })?;
+        if let Err(error) = result {
+            return Ok(Some(translate::stop(&name, error)));
+        }
         tracing::info!(array = name, "array stopped");
-        Ok(())
+        Ok(None)
     }
 
     /// Makes a drive blank.
@@ -696,6 +713,12 @@ impl Host {
         }
         Ok(())
     }
+}
+
+/// Names of those that had no room lately.
+fn full(drives: &[Rc<Drive>]) -> Vec<String> {
+    let full = drives.iter().filter(|drive| drive.is_full());
+    full.map(|drive| drive.name().to_owned()).collect()
 }
 
 /// Opens the pool of an array that has just started; an array whose pool does not open is stopped.

@@ -18,6 +18,7 @@ impl Host {
         let mut notes = Vec::new();
         self.probe_free_drives().await;
         let (own, free) = (self.drives_of(uuid), self.drives_labelled(uuid));
+        let away = self.drives_away(uuid);
         let watched = self.watch_leases(&[own.as_slice(), &free].concat()).await;
         let silent = free.iter().find_map(|drive| Some((drive, watched.silent.get(drive)?)));
         if let Some((drive, refusal)) = silent.filter(|_| watched.user.is_none()) {
@@ -52,6 +53,7 @@ impl Host {
             let silent = silent.iter().map(|(drive, _)| left(drive, "it does not answer").error);
             notes.extend(silent);
             notes.extend(self.wipe_members(uuid, rest).await);
+            notes.extend(still_carry(&away));
         }
         self.record(|catalog| {
             catalog.arrays.remove(&uuid);
@@ -60,6 +62,25 @@ impl Host {
         self.look(|state| state.unavailable.remove(&uuid));
         tracing::info!(array = name, "array deleted");
         Ok(Done { notes })
+    }
+
+    /// Names of drives that members had last and that are not attached, by another name neither.
+    fn drives_away(&self, uuid: Uuid) -> Vec<String> {
+        self.look(|state| {
+            let known = state.catalog.arrays.get(&uuid).map(|its| &its.drives);
+            let is_here = |index: u8| {
+                let mut labels = state.drives.values().filter_map(|its| its.content.label());
+                labels.any(|its| its.array == uuid && its.member == u32::from(index))
+            };
+            // Another may have its name by now.
+            let is_used = |name: &String| {
+                let user = state.drives.get(name).and_then(|drive| drive.used_by);
+                user.is_some_and(|(array, _)| array == uuid)
+            };
+            let is_away = |(index, name): &(&u8, &String)| !is_used(name) && !is_here(**index);
+            let away = known.into_iter().flatten().filter(is_away);
+            away.map(|(_, name)| name.clone()).collect()
+        })
     }
 
     async fn check_deletable(
@@ -137,6 +158,20 @@ impl Host {
             Claim::Others { host } => Ok(Some(host)),
         }
     }
+}
+
+/// Else an array that was deleted would come back without a word.
+fn still_carry(away: &[String]) -> Option<String> {
+    let which = match away {
+        [] => return None,
+        [one] => format!("drive {one} was"),
+        many => format!("drives {} were", many.join(", ")),
+    };
+    Some(format!(
+        "{which} not attached, and not made blank: once attached, `ashlar array start --scan` \
+         finds the array there; `ashlar array create`, `ashlar array replace` and `ashlar spare \
+         add` take such a drive with --force"
+    ))
 }
 
 fn left(drive: &str, why: &str) -> Refusal {

@@ -1,5 +1,6 @@
 //! Exports: volumes offered to guests.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
@@ -363,6 +364,9 @@ impl Host {
         let all = front::nvme::changed(&known, &change)?;
         self.record(|catalog| catalog.give_secrets(nqn, &all))?;
         self.tell_secrets(nqn).await?;
+        if all.is_empty() {
+            tracing::info!(export = name, "no secrets any more");
+        }
         self.show_export(name).await
     }
 
@@ -377,6 +381,8 @@ impl Host {
                 && let Some((served, _)) = self.served(&name)
             {
                 match served.set_secrets(secrets.of_target()).await {
+                    // Of the most there never were any.
+                    Ok(()) if secrets.is_empty() => {}
                     Ok(()) => tracing::info!(export = name, "secrets set"),
                     Err(refusal) => {
                         tracing::error!(export = name, "secrets not set: {}", refusal.line());
@@ -413,8 +419,11 @@ impl Host {
         };
         match served.used().await {
             None => Ok(()),
-            Some(usage) => Err(Refusal::conflict(format!("export {name} {usage} by a guest"))
-                .fix("shut the guest down first, or use --force to take its disk away")),
+            Some(usage) => {
+                let (who, end) = user_words(known.front.kind());
+                Err(Refusal::conflict(format!("export {name} {usage} by {who}"))
+                    .fix(format!("{end} first, or use --force to take its disk away")))
+            }
         }
     }
 
@@ -478,17 +487,17 @@ impl Host {
                 .fix("end that first, or use --force to take the device away"));
             }
             if served.used().await.is_some() {
-                connected.push(name);
+                let (who, end) = user_words(known.front.kind());
+                connected.push((format!("{who}, through export {name}"), end));
             }
         }
         if connected.is_empty() {
             return Ok(());
         }
-        Err(Refusal::conflict(format!(
-            "array {array_name} is used by a guest, through export {}",
-            connected.join(", ")
-        ))
-        .fix("shut the guest down first, or use --force to take its disk away"))
+        let (users, ends): (Vec<String>, BTreeSet<&str>) = connected.into_iter().unzip();
+        let ends: Vec<&str> = ends.into_iter().collect();
+        Err(Refusal::conflict(format!("array {array_name} is used by {}", users.join("; by ")))
+            .fix(format!("{} first, or use --force to take its disk away", ends.join(" and "))))
     }
 
     /// An export that runs, and its serial number.
@@ -610,6 +619,17 @@ impl Host {
             }
         }
         Ok(())
+    }
+}
+
+/// Who uses exports of a kind, and what ends that.
+fn user_words(kind: ExportKind) -> (&'static str, &'static str) {
+    match kind {
+        ExportKind::VhostUserBlk => ("a guest", "shut the guest down"),
+        ExportKind::NvmeTcp => ("a host", "disconnect the host (`nvme disconnect` there)"),
+        ExportKind::Nbd => ("a client", "disconnect the client"),
+        ExportKind::Fuse => ("a program that has its file open", "end that program"),
+        ExportKind::Ublk => ("a program that has its device open", "end that program"),
     }
 }
 

@@ -4,9 +4,8 @@ use ashlar_raid::needs::Unfit;
 use uuid::Uuid;
 
 use crate::host::show::Snapshots;
-use crate::host::{Attached, Host};
+use crate::host::{Attached, Host, translate};
 use crate::refusal::{Answer, Refusal};
-use crate::size::Size;
 use crate::snapshot::ArraySnapshot;
 
 impl Host {
@@ -46,15 +45,7 @@ fn refused(array: &ArraySnapshot, name: &str, drive: &Attached) -> Option<Refusa
     }
     let (bytes, sector_bytes, needs) = (drive.bytes(), drive.sector_bytes(), &array.needs);
     let refusal = match needs.layout_on(bytes, sector_bytes).err()? {
-        Unfit::TooSmall => {
-            let (has, holds) = (Size(bytes), Size(needs.data_bytes));
-            Refusal::conflict(format!(
-                "drive {name} is too small: it has {has}, a member of array {} holds {holds} of \
-                 data, and what it takes to keep that",
-                array.name
-            ))
-            .fix("use a drive that is as large as the others")
-        }
+        Unfit::TooSmall => translate::too_small(&array.name, name, bytes, needs.data_bytes),
         Unfit::Sectors => {
             let most = needs.sector_bytes;
             Refusal::conflict(format!(

@@ -15,7 +15,9 @@ pub(super) fn problems(
     exports: &[Export],
 ) -> Vec<String> {
     let mut problems = Vec::new();
-    drives.iter().for_each(|drive| note_problems_of_drive(drive, &mut problems));
+    for drive in drives {
+        note_problems_of_drive(drive, array_of(drive, arrays), &mut problems);
+    }
     arrays.iter().for_each(|array| note_problems_of_array(array, drives, &mut problems));
     for spare in spares {
         // What is wrong with the drive itself is told of the drive.
@@ -44,7 +46,30 @@ pub(super) fn problems(
     problems
 }
 
-fn note_problems_of_drive(drive: &Drive, problems: &mut Vec<String>) {
+/// The array that a drive is a member of, or whose label it carries.
+fn array_of<'a>(drive: &Drive, arrays: &'a [Array]) -> Option<&'a Array> {
+    let uuid = drive.array_uuid?;
+    arrays.iter().find(|its| its.uuid == uuid)
+}
+
+/// Whether other drives can take the places of members. Level 0 has nothing to fill them from; and
+/// where too many are out, each of them may be what the array needs to be whole again.
+fn bears_replacement(array: &Array) -> bool {
+    let is_redundant = array.parity_chunks != Some(0) || array.copies.is_some_and(|its| its > 1);
+    let runs = matches!(array.state, ArrayState::Optimal | ArrayState::Degraded);
+    runs && is_redundant
+}
+
+/// Whether all data of an array is there without a drive.
+fn can_do_without(array: &Array, drive: &str) -> bool {
+    let its = array.members.iter().find(|member| member.drive.as_deref() == Some(drive));
+    let is_needed = its.is_some_and(|member| member.state == MemberState::Trusted);
+    !is_needed || array.may_lose > Some(0)
+}
+
+fn note_problems_of_drive(drive: &Drive, array: Option<&Array>, problems: &mut Vec<String>) {
+    // What is said of it must not cost the array the drive.
+    let kept = array.filter(|its| !bears_replacement(its));
     let name = &drive.name;
     let error = drive.error.as_deref().unwrap_or_default();
     match (drive.state, drive.health) {
@@ -52,13 +77,12 @@ fn note_problems_of_drive(drive: &Drive, problems: &mut Vec<String>) {
         // What to do is told below.
         (_, Some(DriveHealth::Failed)) if error.contains("was cut short") => {}
         (_, Some(DriveHealth::Failed)) if is_lost(drive) => {
-            problems.push(format!("drive {name} is not reached; it is looked for all the time"));
+            let path = drive.path.as_ref().and_then(|path| path.error.as_deref());
+            let why = path.map_or(String::new(), |error| format!(" ({error})"));
+            problems
+                .push(format!("drive {name} is not reached{why}; it is looked for all the time"));
         }
-        (_, Some(DriveHealth::Failed)) => problems.push(format!(
-            "drive {name} has failed; replace it: `ashlar array replace {} --old {name} --new \
-             DRIVE`",
-            drive.array.as_deref().unwrap_or("ARRAY")
-        )),
+        (_, Some(DriveHealth::Failed)) => problems.push(has_failed(drive, kept)),
         (_, Some(DriveHealth::Suspect)) if has_errors(drive) || !has_lied(drive) => {
             let silent = drive.counters.is_some_and(|its| its.timeouts > 0);
             let what = if silent { "has left operations unanswered" } else { "has met errors" };
@@ -69,42 +93,91 @@ fn note_problems_of_drive(drive: &Drive, problems: &mut Vec<String>) {
             Some(DriveHealth::Healthy | DriveHealth::Suspect) | None,
         ) => {}
     }
-    if drive.state != DriveState::Missing && !error.is_empty() {
-        problems.push(format!("drive {name} is not used: {error}"));
+    if drive.state != DriveState::Missing && !error.is_empty() && !is_lost(drive) {
+        problems.push(is_not_used(drive, kept, error));
     }
     if let Some(its) = drive.history.as_ref().filter(|_| has_lied(drive)) {
+        let replace = if kept.is_none() { ", and replace it if there are more later" } else { "" };
         problems.push(format!(
             "drive {name} returned {} blocks and {} checksums other than they were written, \
              without an error; `ashlar array scrub {} --wait` finds and mends the rest; then \
-             `ashlar drive clear {name}`, and replace it if there are more later",
+             `ashlar drive clear {name}`{replace}",
             its.wrong_blocks,
             its.wrong_checksums,
-            drive.array.as_deref().unwrap_or("ARRAY")
+            array_name(drive)
         ));
     }
     if drive.deleted {
-        let array = drive.array.as_deref().unwrap_or("ARRAY");
-        problems.push(match drive.state == DriveState::Member {
-            true => format!(
-                "drive {name}: its file was deleted, and is gone once the daemon stops; while it \
-                 can be read, `ashlar array replace {array} --old {name} --new DRIVE --force`"
-            ),
-            false => format!(
-                "drive {name}: its file was deleted; `ashlar drive detach {name}`, if nothing on \
-                 it is needed any more"
-            ),
-        });
+        problems.push(is_deleted(drive, kept));
     }
     if let Some(its) = drive.counters.filter(|_| drive.full == Some(true)) {
+        let spared = array.filter(|array| can_do_without(array, name));
+        let or = spared.map_or(String::new(), |array| {
+            format!(
+                "; until then guests may get errors: `ashlar drive detach {name} --force` lets \
+                 array {} go on without it",
+                array.name
+            )
+        });
         problems.push(format!(
             "drive {name} had no room lately, {} writes failed for that so far; make room for its \
-             file (`df`), or in the pool of its thin device, and it goes on",
+             file (`df`), or in the pool of its thin device, and it goes on{or}",
             its.no_space
         ));
     }
-    problems.extend(failed_before(drive));
+    problems.extend(failed_before(drive, kept));
     if let Some(its) = drive.slowness.filter(|_| drive.health != Some(DriveHealth::Failed)) {
         problems.push(format!("drive {name} is slow: {its}"));
+    }
+}
+
+fn array_name(drive: &Drive) -> &str {
+    drive.array.as_deref().unwrap_or("ARRAY")
+}
+
+/// `kept`: its array, if nothing can take the drive's place there.
+fn has_failed(drive: &Drive, kept: Option<&Array>) -> String {
+    let (name, array) = (&drive.name, array_name(drive));
+    match kept {
+        Some(_) => format!(
+            "drive {name} has failed; replace nothing: what may help is told of array {array}"
+        ),
+        None => format!(
+            "drive {name} has failed; replace it: `ashlar array replace {array} --old {name} \
+             --new DRIVE`"
+        ),
+    }
+}
+
+fn is_not_used(drive: &Drive, kept: Option<&Array>, error: &str) -> String {
+    let name = &drive.name;
+    // What else could be done with such a drive wipes it.
+    match kept.filter(|_| error.contains("was cut short")) {
+        Some(array) => format!(
+            "drive {name} is not used: its file was cut short, and array {} may need what is in \
+             it; once all of it is again as it was, detach it (`ashlar drive detach {name} \
+             --force`) and attach it with --whole",
+            array.name
+        ),
+        None => format!("drive {name} is not used: {error}"),
+    }
+}
+
+fn is_deleted(drive: &Drive, kept: Option<&Array>) -> String {
+    let (name, array) = (&drive.name, array_name(drive));
+    match (drive.state, kept) {
+        (DriveState::Member, Some(_)) => format!(
+            "drive {name}: its file was deleted, and is gone once the daemon stops; nothing can \
+             take its place in array {array}, so copy what can still be read before that"
+        ),
+        (DriveState::Member, None) => format!(
+            "drive {name}: its file was deleted, and is gone once the daemon stops; while it can \
+             be read, `ashlar array replace {array} --old {name} --new DRIVE --force`"
+        ),
+        (_, _) => format!(
+            "drive {name}: its file was deleted; `ashlar drive detach {name}`, if nothing on it is \
+             needed any more"
+        ),
     }
 }
 
@@ -127,15 +200,16 @@ fn has_lied(drive: &Drive) -> bool {
 
 /// A drive that has failed, and is used again since. Of one of another host that was its path, as
 /// a rule, which comes back by itself.
-fn failed_before(drive: &Drive) -> Option<String> {
+fn failed_before(drive: &Drive, kept: Option<&Array>) -> Option<String> {
     let failure = drive.history.as_ref()?.failure.as_deref()?;
     let is_here = drive.kind != Some(DriveKind::Remote);
     let is_used = is_here && drive.health.is_some_and(|health| health != DriveHealth::Failed);
     let name = &drive.name;
+    let replace = if kept.is_none() { "replace it, or " } else { "" };
     is_used.then(|| {
         format!(
-            "drive {name} has failed before ({failure}) and is used again; replace it, or run \
-             `ashlar drive clear {name}` if you trust it"
+            "drive {name} has failed before ({failure}) and is used again; {replace}run `ashlar \
+             drive clear {name}` if you trust it"
         )
     })
 }
@@ -164,9 +238,11 @@ fn note_problems_of_array(array: &Array, drives: &[Drive], problems: &mut Vec<St
     }
     if let Some(scrub) = array.scrub.as_ref().filter(|scrub| scrub.unreadable_stripes > 0) {
         let stripes = scrub.unreadable_stripes;
+        // Where members were missing no places are kept.
+        let says = if scrub.has_places_left() { "where, and what to do" } else { "what to do" };
         problems.push(format!(
             "array {name}: the last scrub could not check {stripes} stripes; \
-             `ashlar array show {name}` says where, and what to do"
+             `ashlar array show {name}` says {says}"
         ));
     }
 }
@@ -297,44 +373,103 @@ fn failed(array: &Array, drives: &[Drive]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::array::{ScrubFlaw, ScrubPlace, ScrubState};
     use crate::api::drive::DriveHistory;
+    use crate::host::show::{idle_array, missing_drive};
+    use uuid::Uuid;
+
+    const ARRAY: Uuid = Uuid::from_u128(7);
+
+    fn member(name: &str, health: DriveHealth) -> Drive {
+        Drive {
+            state: DriveState::Member,
+            health: Some(health),
+            array: Some("main".into()),
+            array_uuid: Some(ARRAY),
+            ..missing_drive(name, DriveSource::Path("/dev/d1".into()), None)
+        }
+    }
+
+    fn array(state: ArrayState, parity: u8, copies: u8) -> Array {
+        Array {
+            parity_chunks: Some(parity),
+            copies: Some(copies),
+            ..idle_array("main", ARRAY, state, None)
+        }
+    }
 
     /// It counts as suspect for a while only; what it did needs a person longer.
     #[test]
     fn a_drive_that_lied_is_a_problem() {
         for health in [DriveHealth::Healthy, DriveHealth::Suspect] {
             let history = DriveHistory { wrong_blocks: 2, ..DriveHistory::default() };
-            let mut drive = Drive {
-                path: None,
-                name: "d1".into(),
-                source: DriveSource::Path("/dev/d1".into()),
-                state: DriveState::Member,
-                error: None,
-                kind: None,
-                bytes: None,
-                sector_bytes: None,
-                content: None,
-                uuid: None,
-                array: Some("main".into()),
-                array_uuid: None,
-                member: None,
-                health: Some(health),
-                history: Some(history),
-                slow: None,
-                slowness: None,
-                full: None,
-                deleted: false,
-                counters: None,
-                latency: None,
-                traffic: None,
-                queue: None,
-            };
+            let mut drive = Drive { history: Some(history), ..member("d1", health) };
             let said = problems(std::slice::from_ref(&drive), &[], &[], &[]);
             assert_eq!(said.len(), 1);
             assert!(said[0].contains("d1 returned 2 blocks") && said[0].contains("scrub main"));
             drive.history = None;
             let left = problems(&[drive], &[], &[], &[]).len();
             assert_eq!(left, usize::from(health == DriveHealth::Suspect));
+        }
+    }
+
+    /// What is said of its drives agrees with what is said of an array that has failed.
+    #[test]
+    fn no_drive_is_to_be_replaced_that_its_array_may_need() {
+        let failed = member("d1", DriveHealth::Failed);
+        let deleted = Drive { deleted: true, ..member("d2", DriveHealth::Healthy) };
+        let error = Some("its file was cut short; attach it with --force, which wipes it".into());
+        let cut = Drive { error, ..member("d3", DriveHealth::Failed) };
+        let drives = [failed, deleted, cut];
+        let said = |array: Array| problems(&drives, &[array], &[], &[]).join("\n");
+        for (parity, copies) in [(1, 1), (0, 2)] {
+            let said = said(array(ArrayState::Degraded, parity, copies));
+            assert!(said.contains("`ashlar array replace main --old d1 --new DRIVE`"), "{said}");
+            assert!(said.contains("replace main --old d2 --new DRIVE --force`"), "{said}");
+            assert!(said.contains("which wipes it"), "{said}");
+        }
+        use ArrayState::{Failed, Optimal};
+        for array in [array(Failed, 1, 1), array(Failed, 0, 2), array(Optimal, 0, 1)] {
+            let said = said(array);
+            assert!(said.contains("drive d1 has failed; replace nothing"), "{said}");
+            assert!(said.contains("d2: its file was deleted") && said.contains("copy"), "{said}");
+            assert!(said.contains("d3 --force`) and attach it with --whole"), "{said}");
+            assert!(!said.contains("array replace") && !said.contains("wipes"), "{said}");
+        }
+    }
+
+    /// `array show` gives places of blocks, and none of stripes that lacked members.
+    #[test]
+    fn places_of_a_scrub_are_told_where_there_are_some() {
+        let place = ScrubPlace {
+            stripe: 0,
+            offset: 0,
+            len: 4096,
+            volume: None,
+            volume_offset: None,
+            member: Some(0),
+            what: ScrubFlaw::Block,
+            repaired: false,
+        };
+        for (places, says) in [(vec![], "says what to do"), (vec![place], "says where, and what")] {
+            let scrub = Scrub {
+                state: ScrubState::Finished,
+                progress: None,
+                began_s: None,
+                ended_s: None,
+                repair: false,
+                unknown_below: 0,
+                mismatched_stripes: 0,
+                undecided_stripes: 0,
+                damaged_stripes: 0,
+                repaired_stripes: 0,
+                unreadable_stripes: 1,
+                bad_stripes: 0,
+                places,
+            };
+            let array = Array { scrub: Some(scrub), ..array(ArrayState::Optimal, 1, 1) };
+            let said = problems(&[], &[array], &[], &[]).join("\n");
+            assert!(said.contains(says), "{said}");
         }
     }
 }

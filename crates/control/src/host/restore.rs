@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use ashlar_reactor::join::join_all;
 use ashlar_target::nvme_tcp::Coming;
 use tokio::sync::{Mutex, Semaphore};
+use tokio::task::spawn_blocking;
 use uuid::Uuid;
 
 use crate::catalog::{KnownArray, KnownDrive};
@@ -88,9 +89,8 @@ impl Host {
     }
 
     /// Attaches drives that were missing, and starts the arrays that waited for them. Of each: what
-    /// became of opening what is known of it.
+    /// became of opening what is known of it. Who calls has the turn to change something.
     pub(super) async fn reattach(&self, opened: Vec<(String, KnownDrive, Answer<Reopened>)>) {
-        let Ok(_turn) = self.changes.try_lock() else { return };
         let reattach =
             |(name, meant, opened): (String, _, _)| self.reattach_one(&name, &meant, opened);
         let waiting: BTreeSet<Uuid> = opened.into_iter().filter_map(reattach).collect();
@@ -115,30 +115,33 @@ impl Host {
         opened: Answer<Reopened>,
     ) -> Option<Uuid> {
         // It may have been detached, or its name given to another.
-        if self.look(|state| state.catalog.drives.get(name) != Some(meant)) {
+        let is_meant = self.look(|state| {
+            let is_known = state.catalog.drives.get(name) == Some(meant);
+            is_known && !state.stopping && state.missing.contains_key(name)
+        });
+        if !is_meant {
+            // To let an NVMe drive go takes its time.
+            spawn_blocking(move || drop(opened));
             return None;
         }
-        let attached = opened.and_then(|drive| self.admit(name, drive));
-        self.look(|state| {
-            if state.stopping || !state.missing.contains_key(name) {
-                return None;
-            }
-            match attached {
-                Ok(drive) => {
-                    let array = drive.content.label().map(|label| label.array);
+        match opened.and_then(|drive| self.admit(name, drive)) {
+            Ok(drive) => {
+                let array = drive.content.label().map(|label| label.array);
+                let waiting = self.look(|state| {
                     state.attach(name, drive);
-                    tracing::info!(drive = name, "the drive is there: attached");
                     // One on demand is tried by who waits for it.
                     let arrays = &state.catalog.arrays;
                     let array = array.filter(|its| arrays.get(its).is_none_or(|it| !it.on_demand));
                     array.filter(|array| state.unavailable.contains_key(array))
-                }
-                Err(refusal) => {
-                    state.missing.insert(name.to_owned(), refusal);
-                    None
-                }
+                });
+                tracing::info!(drive = name, "the drive is there: attached");
+                waiting
             }
-        })
+            Err(refusal) => {
+                self.look(|state| state.missing.insert(name.to_owned(), refusal));
+                None
+            }
+        }
     }
 
     /// Drains exports, then flushes and stops arrays. They will be started again with the daemon.

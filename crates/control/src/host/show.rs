@@ -422,7 +422,7 @@ fn kind_of(attached: &Attached) -> DriveKind {
 }
 
 /// One that should be attached, and why it is not.
-fn missing_drive(name: &str, source: DriveSource, why: Option<String>) -> Drive {
+pub(super) fn missing_drive(name: &str, source: DriveSource, why: Option<String>) -> Drive {
     Drive {
         name: name.to_owned(),
         source,
@@ -484,7 +484,12 @@ fn path_of(device: &OpenDevice, initiator: Initiator) -> Option<RemotePath> {
 }
 
 /// An array of which little is known.
-fn idle_array(name: &str, uuid: Uuid, state: ArrayState, error: Option<String>) -> Array {
+pub(super) fn idle_array(
+    name: &str,
+    uuid: Uuid,
+    state: ArrayState,
+    error: Option<String>,
+) -> Array {
     Array {
         name: name.to_owned(),
         uuid,

@@ -32,8 +32,8 @@ impl Absent {
     }
 }
 
-/// A refused start, of the array called `name`.
-pub fn assemble(name: &str, drives: &Absent, error: &AssembleError) -> Refusal {
+/// A refused start, of the array called `name`. `full`: its drives that had no room.
+pub fn assemble(name: &str, drives: &Absent, full: &[String], error: &AssembleError) -> Refusal {
     let absent = &drives.all;
     let text = format!("array {name} cannot start: {error}");
     match error {
@@ -99,7 +99,51 @@ pub fn assemble(name: &str, drives: &Absent, error: &AssembleError) -> Refusal {
         AssembleError::Journal { .. } | AssembleError::JournalUnreadable { .. } => {
             Refusal::conflict(text).fix(or_force(name, absent, JOURNAL_COST))
         }
-        AssembleError::Array(error) => array(text, *error),
+        AssembleError::Array(error) => not_written(name, full, *error),
+    }
+}
+
+/// A start writes to each of its drives. That none of them can be written, as the engine says, is
+/// more than it knows.
+fn not_written(name: &str, full: &[String], error: ArrayError) -> Refusal {
+    if error != ArrayError::NoSpace {
+        let text = format!("array {name} cannot start: what a start writes failed: {error}");
+        return array(text, error);
+    }
+    let (which, under, drive) = match full {
+        [] => ("one of its drives".to_owned(), "its drives".to_owned(), "DRIVE"),
+        [one] => (format!("drive {one}"), format!("drive {one}"), one.as_str()),
+        many => {
+            let many = format!("drives {}", many.join(", "));
+            (many.clone(), many, "DRIVE")
+        }
+    };
+    let start = format!("then `ashlar array start {name}`");
+    Refusal::no_space(format!("array {name} cannot start: there is no room for it under {which}"))
+        .fix(format!(
+            "make room on the file system under {under}, {start}; or, if the others can do without \
+             what has no room, `ashlar drive detach {drive}`, {start}"
+        ))
+}
+
+/// What could not be finished of the array called `name`, which was stopped all the same.
+pub fn stop(name: &str, error: ArrayError) -> Refusal {
+    let start = format!("`ashlar array start {name}`");
+    let stopped = format!("array {name} was stopped, but not cleanly");
+    match error {
+        // The engine's words are for blocks that somebody asks for. Nobody does.
+        ArrayError::Lost => {
+            Refusal::failed(format!("{stopped}: too many of its drives are missing or failed"))
+                .fix(format!("once they are there, {start} goes on from what they hold"))
+        }
+        ArrayError::NoSpace => Refusal::failed(format!(
+            "{stopped}: there is no room under its drives for what its journals hold"
+        ))
+        .fix(format!("make room on the file system under them, then {start} puts that in place")),
+        ArrayError::Range | ArrayError::Bad | ArrayError::TooManyBad | ArrayError::Stopped => {
+            Refusal::failed(format!("{stopped}: {error}"))
+                .fix(format!("{start} makes its drives agree again"))
+        }
     }
 }
 
@@ -123,9 +167,10 @@ pub fn change(name: &str, command: &str, error: &ChangeError) -> Refusal {
         ChangeError::WaitsForStart { .. } => Refusal::conflict(text).fix(format!(
             "`ashlar array stop {name} --force`, then `ashlar array start {name}`, takes it back"
         )),
-        ChangeError::DriveTooSmall { needs, .. } => {
+        ChangeError::DriveTooSmall { needs, .. } if command == "create" => {
             Refusal::conflict(text).fix(format!("use a drive of at least {}", Size(*needs)))
         }
+        ChangeError::DriveTooSmall { drive, has, needs } => too_small(name, drive, *has, *needs),
         ChangeError::Drive { drive, error } => drive_trouble(text, drive, *error),
         ChangeError::NoMember(_) => {
             Refusal::unknown(text).fix(format!("`ashlar array show {name}` lists the members"))
@@ -172,6 +217,17 @@ pub fn change(name: &str, command: &str, error: &ChangeError) -> Refusal {
         ChangeError::Busy(_) => Refusal::conflict(text).fix("wait until it is done"),
         ChangeError::Array(error) => array(text, *error),
     }
+}
+
+/// A drive that cannot be a member of an array that is there: it also takes room for a journal, as
+/// large as the drive has it, and more. So nobody can say how large it had to be.
+pub fn too_small(array: &str, drive: &str, has: u64, data_bytes: u64) -> Refusal {
+    let (has, holds) = (Size(has), Size(data_bytes));
+    Refusal::conflict(format!(
+        "drive {drive} is too small: it has {has}, a member of array {array} holds {holds} of \
+         data, and what it takes to keep that"
+    ))
+    .fix("use a drive that is as large as the others")
 }
 
 /// A refused change of a volume.
@@ -231,5 +287,40 @@ fn drive_trouble(text: String, drive: &str, error: DriveError) -> Refusal {
         | DriveError::Io(_) => {
             Refusal::failed(text).fix(format!("use another drive instead of {drive}"))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_array_that_was_stopped_with_too_few_drives_has_lost_nothing() {
+        let said = stop("far", ArrayError::Lost).line();
+        assert!(said.contains("array far was stopped, but not cleanly"), "{said}");
+        assert!(said.contains("`ashlar array start far`") && !said.contains("lost"), "{said}");
+    }
+
+    #[test]
+    fn a_start_without_room_names_the_drive_that_has_none() {
+        let error = AssembleError::Array(ArrayError::NoSpace);
+        let said = |full: &[String]| assemble("a", &Absent::default(), full, &error).line();
+        let one = said(&["d2".to_owned()]);
+        assert!(one.contains("no room for it under drive d2"), "{one}");
+        assert!(one.contains("`ashlar drive detach d2`, then `ashlar array start a`"), "{one}");
+        let unknown = said(&[]);
+        assert!(unknown.contains("no room for it under one of its drives"), "{unknown}");
+        assert!(unknown.contains("make room on the file system under its drives, then"));
+    }
+
+    /// What the engine says is needed is what a member holds, not how large a drive has to be.
+    #[test]
+    fn a_drive_too_small_for_an_array_is_told_as_such() {
+        let (drive, has, needs) = ("gx".to_owned(), 150 << 20, 149 << 20);
+        let error = ChangeError::DriveTooSmall { drive, has, needs };
+        let said = change("a", "grow", &error).line();
+        assert!(said.contains("drive gx is too small: it has 150M"), "{said}");
+        assert!(said.contains("as large as the others"), "{said}");
+        assert!(change("a", "create", &error).line().contains("at least 149M"));
     }
 }

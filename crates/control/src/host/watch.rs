@@ -21,10 +21,18 @@ use crate::refusal::{Answer, Refusal, RefusalKind};
 use crate::snapshot::{ArraySnapshot, MemberSnapshot};
 
 pub const WATCH_INTERVAL: Duration = Duration::from_secs(1);
+pub const UNUSED_INTERVAL: Duration = Duration::from_millis(500);
+/// Looks at drives that were held when this daemon started. Linux has given most disks up by then;
+/// and where another daemon has them, it shall keep them while it is started anew.
+const LOOKS_FOR_HELD_MAX: u32 = 900;
+/// Looks at those of this host that were let go while others are still being opened.
+const LOOKS_FOR_OTHERS_MAX: u32 = 2;
 
 /// What was seen last.
 #[derive(Default)]
 pub struct Seen {
+    /// How often there was a look.
+    looks: u32,
     arrays: BTreeMap<Uuid, ArraySnapshot>,
     /// Arrays that did not answer.
     silent: BTreeSet<Uuid>,
@@ -37,15 +45,25 @@ pub struct Seen {
     measured: BTreeMap<String, JoinHandle<Option<Arc<OpenDevice>>>>,
     /// Drives of other hosts that are lost, and looked for.
     sought: BTreeMap<String, JoinHandle<()>>,
+    /// What was wrong with each of these, as far as it is in the log.
+    told: BTreeSet<(String, String)>,
     /// Drives that are missing since the start, and tried again.
-    reopened: BTreeMap<String, JoinHandle<Answer<Reopened>>>,
+    reopened: BTreeMap<String, Reopening>,
     /// The catalog could not be written.
     unsaved: bool,
+}
+
+/// A drive that is being opened again.
+struct Reopening {
+    opening: JoinHandle<Answer<Reopened>>,
+    /// The look at which that was begun.
+    since: u32,
 }
 
 impl Host {
     /// One look. Never waits for a change that is under way.
     pub async fn watch(&self, seen: &mut Seen) {
+        seen.looks = seen.looks.saturating_add(1);
         self.pull_shrunk_drives(seen).await;
         self.let_wanted_drives_go();
         self.look_for_lost_drives(seen).await;
@@ -256,6 +274,18 @@ impl Host {
         }
     }
 
+    /// Who has looked at a drive of another host has a connection that nobody keeps alive: not for
+    /// longer than [`UNUSED_INTERVAL`] and half a second.
+    pub fn end_unused_connections(&self) {
+        let devices: Vec<Arc<OpenDevice>> = self.look(|state| {
+            let devices = state.drives.values().filter_map(|drive| drive.device().cloned());
+            devices.filter(|device| device.remote().is_some()).collect()
+        });
+        for device in devices {
+            spawn_blocking(move || device.remote().map(|its| its.rest_if_unused()));
+        }
+    }
+
     /// Asks for drives of other hosts that were given up; one that is there is lost no longer.
     async fn look_for_lost_drives(&self, seen: &mut Seen) {
         let lost: BTreeMap<String, Arc<OpenDevice>> = self.look(|state| {
@@ -272,7 +302,13 @@ impl Host {
             }
             !is_done
         });
+        seen.told.retain(|(name, _)| lost.contains_key(name));
         for (name, device) in lost {
+            if let Some(why) = device.trouble()
+                && seen.told.insert((name.clone(), why.clone()))
+            {
+                tracing::warn!(drive = name, "not reached: {why}");
+            }
             let look = move || {
                 // What is wrong with it is seen where it is shown.
                 let _ = device.remote().map(|drive| drive.look());
@@ -285,36 +321,57 @@ impl Host {
     /// that another process had: a daemon that was killed has its drives until the kernel is done
     /// with what it asked of them, of all if one of them does not answer.
     async fn reattach_missing_drives(&self, seen: &mut Seen) {
-        let missing: BTreeMap<String, KnownDrive> = self.look(|state| {
-            let known = |name: &String| state.catalog.drives.get(name).cloned();
-            let comes = |its: &KnownDrive, why: &Refusal| is_remote(its) || why.may_pass;
-            let named = state.missing.iter();
-            let named = named.filter_map(|(name, why)| Some((name, known(name)?, why)));
-            let coming = named.filter(|(_, its, why)| comes(its, why));
-            coming.map(|(name, its, _)| (name.clone(), its)).collect()
-        });
+        let missing = self.look_for_missing(seen);
         // What has become of others is let go.
         seen.reopened.retain(|name, _| missing.contains_key(name));
-        let unfinished = |(name, known): (&String, &KnownDrive)| {
-            let opening = seen.reopened.get(name);
-            !is_remote(known) && opening.is_some_and(|opening| !opening.is_finished())
+        for (name, known) in &missing {
+            seen.reopened.entry(name.clone()).or_insert_with(|| {
+                let opening = reopen(name.clone(), known.clone(), self.initiator, Duration::ZERO);
+                Reopening { opening: tokio::spawn(opening), since: seen.looks }
+            });
+        }
+        if missing.is_empty() {
+            return;
+        }
+        // They stay with whoever has opened them for as long as something is changed.
+        let Ok(_turn) = self.changes.try_lock() else { return };
+        let is_late = |(name, known): (&String, &KnownDrive)| {
+            let its = seen.reopened.get(name).filter(|its| !its.opening.is_finished());
+            !is_remote(known)
+                && its.is_some_and(|its| seen.looks <= its.since + LOOKS_FOR_OTHERS_MAX)
         };
         // Those of this host come together, so that their array does not start without some.
-        let waits = missing.iter().any(unfinished);
+        let waits = missing.iter().any(is_late);
         let mut done = Vec::new();
         for (name, known) in missing {
-            match seen.reopened.remove(&name) {
-                Some(opening) if opening.is_finished() && (is_remote(&known) || !waits) => {
-                    done.extend(opening.await.ok().map(|opened| (name, known, opened)));
-                }
-                Some(opening) => drop(seen.reopened.insert(name, opening)),
-                None => {
-                    let opening = reopen(name.clone(), known, self.initiator, Duration::ZERO);
-                    seen.reopened.insert(name, tokio::spawn(opening));
-                }
+            let is_done =
+                |its: &Reopening| its.opening.is_finished() && (is_remote(&known) || !waits);
+            if seen.reopened.get(&name).is_some_and(is_done)
+                && let Some(its) = seen.reopened.remove(&name)
+            {
+                done.extend(its.opening.await.ok().map(|opened| (name, known, opened)));
             }
         }
         self.reattach(done).await;
+    }
+
+    /// The missing drives that are tried again.
+    fn look_for_missing(&self, seen: &Seen) -> BTreeMap<String, KnownDrive> {
+        let is_first_of_no_more = seen.looks == LOOKS_FOR_HELD_MAX;
+        self.look(|state| {
+            let mut missing = BTreeMap::new();
+            for (name, why) in &mut state.missing {
+                let Some(known) = state.catalog.drives.get(name) else { continue };
+                let is_held = !is_remote(known) && why.may_pass;
+                if is_held && is_first_of_no_more {
+                    why.fix = Some("once it is free, `ashlar drive detach` and attach it".into());
+                }
+                if is_remote(known) || is_held && seen.looks < LOOKS_FOR_HELD_MAX {
+                    missing.insert(name.clone(), known.clone());
+                }
+            }
+            missing
+        })
     }
 
     async fn is_pulled(&self, array: Uuid, member: u8) -> bool {

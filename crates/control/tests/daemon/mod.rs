@@ -219,6 +219,13 @@ impl Daemon {
         self.command(COMMAND_SECONDS_MAX, line).output().unwrap()
     }
 
+    /// The same; what it prints goes to `output`.
+    pub fn run_into(&self, output: impl Into<Stdio>, line: &str) -> Output {
+        let mut command = self.command(COMMAND_SECONDS_MAX, line);
+        let child = command.stdout(output).stderr(Stdio::piped()).spawn();
+        child.unwrap().wait_with_output().unwrap()
+    }
+
     /// The same beside the test, for `seconds` at most.
     pub fn run_beside(&self, seconds: u64, line: &str) -> Child {
         let mut command = self.command(seconds, line);

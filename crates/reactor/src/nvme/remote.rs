@@ -192,10 +192,17 @@ impl Handle {
 
     /// How many bytes it has now; or why it is not there, or not the same as before.
     pub fn look(&self) -> Result<u64, Trouble> {
+        let association = self.station.open().inspect_err(|why| self.station.still_lost(why))?;
         // Nothing was asked of it that matters.
-        let _ = self.station.open()?.end();
+        let _ = association.end();
         self.station.seen();
         Ok(self.station.bytes())
+    }
+
+    /// Ends the connection of who opened it, if that was not used for half a second; there is
+    /// another when it is needed. Waits for the other side.
+    pub fn rest_if_unused(&self) {
+        self.station.rest_if_unused();
     }
 
     fn bounds(&self) -> Bounds {

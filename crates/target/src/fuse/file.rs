@@ -13,6 +13,7 @@ use ashlar_reactor::buffer::{Buffer, Buffers};
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::op::Errno;
 use ashlar_reactor::range_lock::{Mode, RangeLock};
+use rustix::time::{ClockId, clock_gettime};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::disk::Disk;
@@ -47,13 +48,19 @@ pub(super) struct File {
     opened: Cell<u32>,
     /// Sectors that are written, shared, or read and written back, alone.
     sectors: Rc<RangeLock>,
+    /// When this export has last changed the volume; or began to serve it, if it never has.
+    changed: Cell<TimeOfDay>,
 }
+
+/// Since 1970: seconds, and nanoseconds beyond them.
+type TimeOfDay = (u64, u32);
 
 impl File {
     pub(super) fn new(disk: Disk, owner: (u32, u32)) -> File {
         // All keys are in one group.
         let sectors = RangeLock::new(disk.reactor(), u64::BITS - 1);
-        File { disk: Rc::new(disk), owner, opened: Cell::new(0), sectors }
+        let (opened, changed) = (Cell::new(0), Cell::new(time_of_day()));
+        File { disk: Rc::new(disk), owner, opened, sectors, changed }
     }
 
     pub(super) fn disk(&self) -> &Disk {
@@ -67,6 +74,11 @@ impl File {
     /// How often it is open.
     pub(super) fn opened(&self) -> u32 {
         self.opened.get()
+    }
+
+    /// The volume is another one from now on: its content, or its size.
+    pub(super) fn note_change(&self) {
+        self.changed.set(time_of_day());
     }
 
     fn bytes(&self) -> u64 {
@@ -106,11 +118,15 @@ impl File {
     fn attributes(&self) -> AttrOut {
         let bytes = self.bytes();
         let (uid, gid) = self.owner;
+        let (seconds, nanoseconds) = self.changed.get();
         AttrOut {
             valid_s: ATTRIBUTES_VALID_S,
             node: ROOT,
             bytes,
             sectors: bytes / SECTOR_BYTES,
+            // Of access, too: reads leave no trace.
+            times_s: [seconds; 3],
+            times_ns: [nanoseconds; 3],
             mode: libc::S_IFREG | MODE,
             links: 1,
             uid,
@@ -120,7 +136,8 @@ impl File {
         }
     }
 
-    /// Times are of no interest; size, owner and mode stay as they are.
+    /// Times say when something was changed, whatever is asked for. Size, owner and mode stay as
+    /// they are.
     fn set_attributes(&self, asked: SetAttrIn, data: &Buffer) -> Result<usize, Errno> {
         let resizes = asked.valid & SET_SIZE != 0 && asked.bytes != self.bytes();
         if resizes || asked.valid & (SET_MODE | SET_OWNER) != 0 {
@@ -274,13 +291,37 @@ impl File {
     }
 
     async fn perform(&self, operation: Operation) -> Result<(), Errno> {
-        let permit = Permit::new(0);
-        match pin!(self.disk.serve(Request { operation, permit })).await.status {
+        let (is_change, permit) = (is_change(&operation), Permit::new(0));
+        let answer = pin!(self.disk.serve(Request { operation, permit })).await;
+        // Also if it failed: some of it may be there.
+        if is_change {
+            self.note_change();
+        }
+        match answer.status {
             Status::Done => Ok(()),
             Status::NoSpace => Err(Errno(libc::ENOSPC)),
             Status::Failed | Status::Unsupported => Err(Errno(libc::EIO)),
         }
     }
+}
+
+fn is_change(operation: &Operation) -> bool {
+    match operation {
+        Operation::Write { .. } | Operation::Discard { .. } | Operation::WriteZeroes { .. } => true,
+        Operation::Read { .. }
+        | Operation::Flush
+        | Operation::Identify { .. }
+        | Operation::Refuse(_) => false,
+    }
+}
+
+/// As the kernel dates files: to its tick, which is cheap. No reactor's clock is asked: that has
+/// whole seconds, by which a file that was changed twice looks as if it was not.
+fn time_of_day() -> TimeOfDay {
+    let now = clock_gettime(ClockId::RealtimeCoarse);
+    // A clock that was never set may be before 1970.
+    let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
+    (seconds, u32::try_from(now.tv_nsec).expect("less than a second"))
 }
 
 /// The sectors that have a range of bytes.

@@ -122,6 +122,7 @@ pub(super) struct AttrOut {
     pub(super) node: u64,
     pub(super) bytes: u64,
     pub(super) sectors: u64,
+    /// Of access, of changed content, of changed attributes.
     pub(super) times_s: [u64; 3],
     pub(super) times_ns: [u32; 3],
     pub(super) mode: u32,

@@ -274,7 +274,7 @@ fn abort(connection: &Connection, admin: &Admin, command: &Command) -> Reply {
     Reply::result(NOT_ABORTED)
 }
 
-/// Section 5.15: what is so now, which is also what is so by default.
+/// Section 5.15: what is so now; hosts have nothing else to select from (ONCS).
 fn get_feature(
     connection: &Connection,
     admin: &Admin,
@@ -292,7 +292,7 @@ fn get_feature(
         | FEATURE_ERROR_RECOVERY
         | FEATURE_ATOMICITY => 0,
         FEATURE_WRITE_CACHE => 1,
-        FEATURE_QUEUES => queues(controller.its.queues_max, controller.its.queues_max),
+        FEATURE_QUEUES => queues(controller.allocated_queues()),
         FEATURE_HOST if command.dwords[11] & EXTENDED_HOST != 0 => {
             let id = controller.its.host.id.to_vec();
             return Ok(Outcome::Page(cut_to(command, id)?));
@@ -324,8 +324,8 @@ fn set_feature(connection: &Connection, admin: &Admin, command: &Command) -> Res
             if submission == u16::MAX || completion == u16::MAX {
                 return Err(Status::INVALID_FIELD.for_good());
             }
-            let most = |asked: u16| (asked + 1).min(controller.its.queues_max);
-            Ok(Reply::result(queues(most(submission), most(completion))))
+            let allocated = controller.allocate_queues([submission + 1, completion + 1])?;
+            Ok(Reply::result(queues(allocated)))
         }
         FEATURE_WRITE_CACHE if value & 1 != 0 => Ok(Status::SUCCESS.into()),
         FEATURE_ARBITRATION
@@ -346,6 +346,6 @@ fn keep_alive_ms(connection: &Connection) -> u32 {
 }
 
 /// Number of Queues (section 5.27.1.5), from 0 for one.
-fn queues(submission: u16, completion: u16) -> u32 {
+fn queues([submission, completion]: [u16; 2]) -> u32 {
     u32::from(submission - 1) | u32::from(completion - 1) << 16
 }

@@ -27,7 +27,8 @@ pub(crate) fn authenticate(
 ) -> Result<(), Refused> {
     loop {
         let taken = wire.take()?;
-        let status = match fabrics::Kind::of(&taken.command) {
+        let kind = fabrics::Kind::of(&taken.command);
+        let status = match kind {
             Some(fabrics::Kind::AuthenticationSend) => send(wire, &taken, &mut proof, house)?,
             Some(fabrics::Kind::AuthenticationReceive) => receive(wire, &taken, &mut proof)?,
             Some(
@@ -40,15 +41,25 @@ pub(crate) fn authenticate(
         };
         let head = if connect.no_flow_control { 0 } else { wire.head(connect.entries) };
         wire.complete(&taken.command, status, 0, head)?;
-        match proof.verdict() {
+        match verdict(&proof, kind) {
             None => {}
             Some(Ok(())) => return Ok(()),
             Some(Err(why)) => {
                 wire.farewell();
-                return Err(Refused::Unproven(why));
+                return Err(why);
             }
         }
     }
+}
+
+/// What the proof has come to with a command of this kind. A host that is not believed fetches that
+/// from here; by what it sends a proof fails only if it does not believe us.
+fn verdict(proof: &Controller, kind: Option<fabrics::Kind>) -> Option<Result<(), Refused>> {
+    let refused = match kind == Some(fabrics::Kind::AuthenticationSend) {
+        true => Refused::ByHost,
+        false => Refused::Unproven,
+    };
+    proof.verdict().map(|verdict| verdict.map_err(refused))
 }
 
 /// The host sends a message.
@@ -100,4 +111,59 @@ fn receive(wire: &mut Wire, taken: &Taken, proof: &mut Controller) -> Done {
     message.resize(room, 0);
     wire.give(&taken.command, &message)?;
     Ok(Status::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    //! Goal: the log says which side did not believe the other.
+    //! Method: both sides without a connection, and a wrong secret of either.
+
+    use ashlar_reactor::nvme::chap::{Group, Hash, Host, Names, Offer, Secret};
+
+    use super::*;
+
+    fn secret() -> Secret {
+        Secret::generate(Some(Hash::Sha256)).unwrap()
+    }
+
+    /// What is logged where the host and this side have these secrets: the host's, the subsystem's.
+    fn outcome(there: [&Secret; 2], here: [&Secret; 2]) -> Result<(), String> {
+        let names = Names { host: "host".into(), subsystem: "subsystem".into() };
+        let offer = Offer { groups: vec![Group::Null], ..Offer::default() };
+        let [its, own] = there.map(Secret::clone);
+        let mut host = Host::new(names.clone(), its, Some(own), offer).unwrap();
+        let [its, own] = here.map(Secret::clone);
+        let mut proof = Controller::new(names, its, Some(own)).unwrap();
+        let logged = |proof: &Controller, kind| {
+            verdict(proof, Some(kind)).map(|its| its.map_err(|why| why.to_string()))
+        };
+        proof.take_in_turn(&host.negotiate(), || Some(()));
+        let reply = host.reply(&proof.give()).unwrap();
+        proof.take_in_turn(&reply, || Some(()));
+        assert_eq!(logged(&proof, fabrics::Kind::AuthenticationSend), None);
+        let success = proof.give();
+        if let Some(outcome) = logged(&proof, fabrics::Kind::AuthenticationReceive) {
+            return outcome;
+        }
+        let last = match host.conclude(&success) {
+            Ok(last) => last.expect("it has challenged"),
+            Err(_) => host.failure(Failure::Failed),
+        };
+        proof.take_in_turn(&last, || Some(()));
+        logged(&proof, fabrics::Kind::AuthenticationSend).expect("it is over")
+    }
+
+    #[test]
+    fn who_does_not_believe_the_other_is_said() {
+        let (its, own, wrong) = (secret(), secret(), secret());
+        assert_eq!(outcome([&its, &own], [&its, &own]), Ok(()));
+        let refused = outcome([&wrong, &own], [&its, &own]).unwrap_err();
+        assert_eq!(refused, "it has not proven who it is: authentication failed");
+        let refused = outcome([&its, &wrong], [&its, &own]).unwrap_err();
+        assert!(refused.starts_with("it has refused this side: authentication failed; "));
+        assert!(refused.contains("controller secret"), "{refused}");
+        // It is another matter if they do not agree on how.
+        let refused = Refused::ByHost(Failure::NoHash).to_string();
+        assert_eq!(refused, "it has refused this side: no hash function that both know");
+    }
 }

@@ -75,6 +75,10 @@ fn asked_for(phase: Phase, configuration: u32) -> Option<Phase> {
 struct Inner {
     phase: Phase,
     configuration: u32,
+    /// How many submission and completion queues the host was told that it may have.
+    allocated: [u16; 2],
+    /// An I/O queue was connected since it was enabled.
+    had_queue: bool,
     /// The ends of its connections, by queue; one stays until nothing is under way on it.
     queues: BTreeMap<u16, TcpStream>,
 }
@@ -119,7 +123,8 @@ impl Controller {
     /// `admin`: another handle of its admin queue's connection.
     pub(crate) fn new(its: Association, admin: TcpStream) -> Arc<Controller> {
         let queues = BTreeMap::from([(0, admin)]);
-        let inner = Inner { phase: Phase::Disabled, configuration: 0, queues };
+        let (phase, allocated) = (Phase::Disabled, [its.queues_max; 2]);
+        let inner = Inner { phase, configuration: 0, allocated, had_queue: false, queues };
         Arc::new(Controller {
             its,
             inner: Mutex::new(inner),
@@ -182,7 +187,11 @@ impl Controller {
         self.admin_is_open.store(next != Phase::Ended, Ordering::Release);
         self.io_is_open.store(next == Phase::Enabled, Ordering::Release);
         match next {
-            Phase::Enabled => {}
+            // What was set before the reset is undone.
+            Phase::Enabled => {
+                inner.allocated = [self.its.queues_max; 2];
+                inner.had_queue = false;
+            }
             Phase::Disabled | Phase::ShutDown => inner.cut(|queue| queue != 0),
             Phase::Ended => inner.cut(|_| true),
         }
@@ -195,6 +204,22 @@ impl Controller {
         open.load(Ordering::Acquire)
     }
 
+    /// How many submission and completion queues the host may have.
+    pub(crate) fn allocated_queues(&self) -> [u16; 2] {
+        self.inner().allocated
+    }
+
+    /// The host asks for so many; how many it gets. An error: it has connected one before (Base
+    /// 5.27.1.5).
+    pub(crate) fn allocate_queues(&self, asked: [u16; 2]) -> Result<[u16; 2], Status> {
+        let mut inner = self.inner();
+        if inner.had_queue {
+            return Err(Status::SEQUENCE.for_good());
+        }
+        inner.allocated = asked.map(|count| count.min(self.its.queues_max));
+        Ok(inner.allocated)
+    }
+
     /// Whether an I/O queue could be added.
     pub(crate) fn check_queue(&self, queue: u16) -> Result<(), NoQueue> {
         self.check(&self.inner(), queue)
@@ -205,6 +230,7 @@ impl Controller {
         let mut inner = self.inner();
         self.check(&inner, queue)?;
         inner.queues.insert(queue, stream);
+        inner.had_queue = true;
         Ok(())
     }
 
@@ -212,7 +238,8 @@ impl Controller {
         if inner.phase != Phase::Enabled {
             return Err(NoQueue::NotEnabled);
         }
-        if queue == 0 || queue > self.its.queues_max {
+        let [submission, completion] = inner.allocated;
+        if queue == 0 || queue > submission.min(completion) {
             return Err(NoQueue::TooMany);
         }
         if inner.queues.contains_key(&queue) {
@@ -379,6 +406,27 @@ mod tests {
             assert_eq!(controller.configure(0), Ok(()));
             assert_eq!((controller.configure(ENABLE), controller.status()), (Ok(()), READY));
         }
+    }
+
+    #[test]
+    fn queues_are_allocated_before_the_first_is_connected() {
+        let (_admin_host, admin) = connection();
+        let controller = controller(admin);
+        assert_eq!(controller.configure(ENABLE), Ok(()));
+        assert_eq!(controller.allocated_queues(), [4, 4]);
+        assert_eq!(controller.allocate_queues([3, 200]), Ok([3, 4]));
+        assert_eq!(controller.allocated_queues(), [3, 4]);
+        let (_io_host, io) = connection();
+        assert_eq!(controller.add_queue(1, io), Ok(()));
+        let late = Err(Status::SEQUENCE.for_good());
+        assert_eq!(controller.allocate_queues([1, 1]), late);
+        controller.remove_queue(1);
+        assert_eq!(controller.allocate_queues([1, 1]), late, "there was one");
+        assert_eq!(controller.allocated_queues(), [3, 4]);
+        // A reset begins anew.
+        assert_eq!((controller.configure(0), controller.configure(ENABLE)), (Ok(()), Ok(())));
+        assert_eq!(controller.allocated_queues(), [4, 4]);
+        assert_eq!(controller.allocate_queues([1, 1]), Ok([1, 1]));
     }
 
     #[test]

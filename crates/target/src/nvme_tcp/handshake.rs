@@ -235,6 +235,10 @@ impl Asked {
             let text = format!("a queue of {} entries", connect.entries);
             return Err(Rejection::new(invalid, At::Command(44), text));
         }
+        // Base figure 381: it tells hosts apart, and zero is none.
+        if data.host_id == [0; 16] {
+            return Err(Rejection::new(invalid, At::Data(0), "a host identifier of zero"));
+        }
         let name = |field, at| {
             let none = || Rejection::new(invalid, At::Data(at), "a name that is none");
             nqn_from(field).filter(|name| !name.is_empty()).map(str::to_owned).ok_or_else(none)

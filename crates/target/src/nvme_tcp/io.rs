@@ -11,6 +11,7 @@ use ashlar_reactor::nvme::command::{
     Command, DATASET_DEALLOCATE, DATASET_RANGE_BYTES, DATASET_RANGES_MAX, FORCE_UNIT_ACCESS, Nvm,
     Sgl, Status,
 };
+use ashlar_reactor::nvme::fabrics;
 
 use crate::disk::Turn;
 use crate::limits::{Toll, Wanted};
@@ -51,7 +52,12 @@ async fn perform(
     command: &Command,
     capsule: Capsule,
 ) -> Result<Reply, Status> {
-    let opcode = Nvm::from_byte(command.opcode()).ok_or(Status::INVALID_OPCODE.for_good())?;
+    let Some(opcode) = Nvm::from_byte(command.opcode()) else {
+        // Connect comes once, before this (Base 6.3).
+        let is_connect = fabrics::Kind::of(command) == Some(fabrics::Kind::Connect);
+        let status = if is_connect { Status::SEQUENCE } else { Status::INVALID_OPCODE };
+        return Err(status.for_good());
+    };
     if command.dwords[0] & FUSED != 0 {
         return Err(Status::INVALID_FIELD.for_good());
     }

@@ -33,8 +33,19 @@ pub(crate) enum Refused {
     Connect(String),
     #[error("it has not proven who it is: {0}")]
     Unproven(Failure),
+    /// As it has said itself (AUTH_Failure2).
+    #[error("it has refused this side: {0}{hint}", hint = hint_of(.0))]
+    ByHost(Failure),
     #[error("it is not served any more")]
     Gone,
+}
+
+/// What helps where a host has not believed our proof.
+fn hint_of(why: &Failure) -> &'static str {
+    match *why == Failure::Failed {
+        true => "; perhaps the controller secret that it has is another than the one here",
+        false => "",
+    }
 }
 
 /// Where in Connect a parameter that was refused is (figure 382: IPO, IATTR).

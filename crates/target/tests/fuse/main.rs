@@ -8,12 +8,12 @@
 #[path = "../export/rig.rs"]
 mod rig;
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, FileTimes, OpenOptions};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 use ashlar_format::array_superblock::Level;
 use ashlar_reactor::prng::Prng;
@@ -22,6 +22,7 @@ use ashlar_target::fuse::{FuseExport, FuseSpec};
 use ashlar_target::limits::{RateLimits, Rates};
 use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
 use rustix::io::Errno;
+use rustix::time::{ClockId, clock_gettime};
 
 use crate::rig::Rig;
 
@@ -200,6 +201,71 @@ fn the_file_has_the_size_of_the_volume_and_keeps_it() {
             grown()
         }));
         assert_eq!(file.write_at(&[2; 512], bytes - 512).unwrap(), 512);
+    }
+}
+
+/// By the clock that dates files: seconds, and nanoseconds beyond them.
+fn time_of_day() -> (i64, i64) {
+    let now = clock_gettime(ClockId::RealtimeCoarse);
+    (now.tv_sec, now.tv_nsec)
+}
+
+/// The time, once it is another one.
+fn next_time() -> (i64, i64) {
+    let before = time_of_day();
+    while time_of_day() == before {
+        std::thread::park_timeout(Duration::from_millis(1));
+    }
+    time_of_day()
+}
+
+/// When it was changed: its content, and its attributes.
+fn changed(file: &File) -> (i64, i64) {
+    let about = file.metadata().unwrap();
+    let time = (about.mtime(), about.mtime_nsec());
+    assert_eq!(time, (about.ctime(), about.ctime_nsec()));
+    time
+}
+
+#[test]
+fn the_times_of_the_file_are_those_of_its_changes() {
+    let rig = Rig::new(Level::Raid5, 4, DATA);
+    let mut bytes = DATA;
+    for may_ring in ways() {
+        let before = time_of_day();
+        let served = Served::new(&rig, may_ring);
+        let file = served.open();
+        let first = changed(&file);
+        assert!((before..=time_of_day()).contains(&first), "{first:?}");
+        let zero = FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE;
+        let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let changes: [&dyn Fn(); 4] = [
+            &|| file.write_all_at(&[1; 4096], 0).unwrap(),
+            &|| file.write_all_at(&[1], 5).unwrap(),
+            &|| fallocate(&file, zero, 0, 4096).unwrap(),
+            &|| fallocate(&file, punch, 0, 4096).unwrap(),
+        ];
+        for change in changes {
+            let before = next_time();
+            change();
+            let after = changed(&file);
+            assert!((before..=time_of_day()).contains(&after), "{after:?} since {before:?}");
+        }
+        // None of these is one.
+        let last = changed(&file);
+        next_time();
+        file.read_exact_at(&mut [0; 4096], 0).unwrap();
+        file.sync_all().unwrap();
+        file.set_times(FileTimes::new().set_modified(UNIX_EPOCH)).unwrap();
+        assert_eq!(changed(&file), last);
+        let before = next_time();
+        bytes += 1 << 20;
+        rig.resize(bytes);
+        served.export.as_ref().unwrap().resized();
+        assert!((0..3000).any(|_| {
+            std::thread::park_timeout(Duration::from_millis(10));
+            changed(&file) >= before
+        }));
     }
 }
 

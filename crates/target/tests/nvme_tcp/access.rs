@@ -1,11 +1,13 @@
 //! Who may connect to what.
 
 use ashlar_reactor::nvme::command::{Command, Status, first_namespace};
-use ashlar_reactor::nvme::fabrics::{ANY_CONTROLLER, Property, property_set};
+use ashlar_reactor::nvme::fabrics::{
+    ANY_CONTROLLER, Connect, ConnectData, DISCOVERY_NQN, Property, property_set,
+};
 use ashlar_target::export::{Export, ExportError};
 use ashlar_target::nvme_tcp::{ExportSpec, NvmeTcpExport, Ports};
 
-use crate::host::{Choice, HOST, Host, Wire};
+use crate::host::{Choice, HOST, Host, Wire, connect_data};
 use crate::{Offered, SUBSYSTEM, spec};
 
 const OTHER: &str = "nqn.2026-01.example:host-b";
@@ -34,6 +36,36 @@ fn hosts_get_in_where_they_may() {
     assert_eq!(refused(&offered, (SUBSYSTEM, HOST), 5, its), (invalid, 42));
     let mut wire = Wire::open(offered.at(), Choice::PLAIN);
     assert_eq!(wire.connect((SUBSYSTEM, HOST), 4, its), Ok(its));
+    offered.end();
+}
+
+#[test]
+fn a_host_without_an_identifier_is_refused() {
+    let offered = Offered::open();
+    for subsystem in [SUBSYSTEM, DISCOVERY_NQN] {
+        let connect = Connect { queue: 0, entries: 32, no_flow_control: true, keep_alive_ms: 0 };
+        let data = connect_data((subsystem, HOST), ANY_CONTROLLER);
+        let data = ConnectData { host_id: [0; 16], ..data };
+        let mut wire = Wire::open(offered.at(), Choice::PLAIN);
+        let (completion, _) = wire.ask_to_connect(connect, &data).unwrap();
+        // Where it is: in the data, at its beginning.
+        let why = (completion.status, completion.result);
+        assert_eq!(why, (Status::CONNECT_INVALID.for_good(), 1 << 16));
+    }
+    offered.end();
+}
+
+#[test]
+fn a_queue_is_connected_once() {
+    let offered = Offered::open();
+    let Host { mut admin, mut io, controller } =
+        Host::connect(offered.at(), SUBSYSTEM, Choice::PLAIN);
+    let names = (SUBSYSTEM, HOST);
+    let again = Err((Status::SEQUENCE.for_good(), 0));
+    assert_eq!(admin.connect(names, 0, ANY_CONTROLLER), again);
+    assert_eq!(io.connect(names, 1, controller), again);
+    assert_eq!(io.connect(names, 2, controller), again);
+    assert!(io.run(Command::read(1, 0, 1), 512).0.is_success());
     offered.end();
 }
 

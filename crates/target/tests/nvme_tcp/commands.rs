@@ -1,10 +1,11 @@
 //! What hosts may ask, and get.
 
 use ashlar_reactor::nvme::command::{
-    Command, ControllerIdentity, NamespaceIdentity, Sgl, Status, first_namespace,
+    Command, ControllerIdentity, FEATURE_QUEUES, NamespaceIdentity, Sgl, Status, first_namespace,
 };
 use ashlar_reactor::nvme::fabrics::{
-    DISCOVERY_NQN, DiscoveryEntry, DiscoveryHeader, LOG_DISCOVERY, Property,
+    ANY_CONTROLLER, DISCOVERY_NQN, DiscoveryEntry, DiscoveryHeader, LOG_DISCOVERY, Property,
+    property_set,
 };
 use ashlar_reactor::nvme::pdu::{Digests, header};
 use ashlar_reactor::prng::Prng;
@@ -238,9 +239,39 @@ fn a_host_finds_out_what_there_is() {
     }
     let (status, _) = admin.run(Command::get_log_page(0x0c, 0, 64, 0), 64);
     assert_eq!(status, Status::INVALID_LOG_PAGE.for_good(), "there is no ANA");
-    let id = admin.ask(Command::set_queue_count(200), 0);
-    assert_eq!(admin.wait(id).unwrap().0.result, 3 << 16 | 3, "four queues are there");
     let (status, _) = admin.run(Command::keep_alive(), 0);
     assert!(status.is_success());
+    offered.end();
+}
+
+#[test]
+fn a_host_asks_for_queues_before_the_first() {
+    let offered = Offered::open();
+    let mut admin = Wire::open(offered.at(), Choice::PLAIN);
+    let controller = admin.connect((SUBSYSTEM, HOST), 0, ANY_CONTROLLER).unwrap();
+    let ask = |admin: &mut Wire, command: Command| {
+        let id = admin.ask(command, 0);
+        let (completion, _) = admin.wait(id).unwrap();
+        (completion.status, completion.result)
+    };
+    let has = |last: u32| (Status::SUCCESS, last << 16 | last);
+    let get = Command::get_feature(FEATURE_QUEUES);
+    admin.enable();
+    assert_eq!(ask(&mut admin, get), has(3), "four are there");
+    assert_eq!(ask(&mut admin, Command::set_queue_count(200)), has(3));
+    assert_eq!(ask(&mut admin, get), has(3));
+    assert_eq!(ask(&mut admin, Command::set_queue_count(2)), has(1));
+    assert_eq!(ask(&mut admin, get), has(1));
+    let mut io = Wire::open(offered.at(), Choice::PLAIN);
+    io.connect((SUBSYSTEM, HOST), 1, controller).unwrap();
+    let late = (Status::SEQUENCE.for_good(), 0);
+    assert_eq!(ask(&mut admin, Command::set_queue_count(4)), late);
+    assert_eq!(ask(&mut admin, get), has(1));
+    // A reset begins anew.
+    assert!(admin.run(property_set(Property::Configuration, 0x46_0000), 0).0.is_success());
+    while admin.property(Property::Status) != 0 {}
+    admin.enable();
+    assert_eq!(ask(&mut admin, get), has(3));
+    assert_eq!(ask(&mut admin, Command::set_queue_count(1)), has(0));
     offered.end();
 }

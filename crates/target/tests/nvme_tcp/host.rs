@@ -290,22 +290,24 @@ impl Wire {
             no_flow_control: !self.choice.flow_control,
             keep_alive_ms: if queue == 0 { self.choice.keep_alive_ms } else { 0 },
         };
-        let data = ConnectData {
-            host_id: host_id(host),
-            controller: controller.into(),
-            reserved_a: [0; 238],
-            subsystem: fabrics::nqn_field(subsystem).unwrap(),
-            host: fabrics::nqn_field(host).unwrap(),
-            reserved_b: [0; 256],
-        };
-        let id = self.give(connect.command(), data.as_bytes(), true);
-        let (completion, _) = self.wait(id).ok()?;
+        let data = connect_data((subsystem, host), controller);
+        let (completion, _) = self.ask_to_connect(connect, &data)?;
         if !completion.status.is_success() {
             return Some(Err((completion.status, completion.result)));
         }
         self.has_to_authenticate = completion.result >> 16 == AUTHENTICATE >> 16;
         assert!(self.has_to_authenticate || completion.result >> 16 == 0);
         Some(Ok(completion.result as u16))
+    }
+
+    /// What Connect comes to. `None`: the target has hung up.
+    pub fn ask_to_connect(
+        &mut self,
+        connect: Connect,
+        data: &ConnectData,
+    ) -> Option<(Completion, Vec<u8>)> {
+        let id = self.give(connect.command(), data.as_bytes(), true);
+        self.wait(id).ok()
     }
 
     /// Sends a message of the authentication.
@@ -351,6 +353,17 @@ pub struct DataPart {
     pub command: u16,
     pub tag: u16,
     pub at: usize,
+}
+
+pub fn connect_data((subsystem, host): (&str, &str), controller: u16) -> ConnectData {
+    ConnectData {
+        host_id: host_id(host),
+        controller: controller.into(),
+        reserved_a: [0; 238],
+        subsystem: fabrics::nqn_field(subsystem).unwrap(),
+        host: fabrics::nqn_field(host).unwrap(),
+        reserved_b: [0; 256],
+    }
 }
 
 pub fn host_id(host: &str) -> [u8; 16] {

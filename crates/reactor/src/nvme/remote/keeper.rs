@@ -54,6 +54,8 @@ pub struct Report {
 struct Using {
     association: Association,
     signed: Duration,
+    /// When it was of use last, by the same clock.
+    used: Duration,
     /// It has written what a volatile cache may still have.
     unflushed: bool,
 }
@@ -137,6 +139,14 @@ impl Station {
         report.was_given_up = true;
     }
 
+    /// What keeps one that was given up from being there again says more than why it was.
+    pub(super) fn still_lost(&self, why: &Trouble) {
+        let mut report = locked(&self.report);
+        if report.was_given_up {
+            report.lost = Some(why.clone());
+        }
+    }
+
     pub(super) fn let_go(&self) {
         self.is_let_go.store(true, Ordering::Relaxed);
     }
@@ -164,13 +174,7 @@ impl Station {
             Err(_) if had_one && kind == Work::Read => self.once(&mut using, kind, &mut work),
             other => other,
         };
-        if let Err(trouble) = &done {
-            let mut report = locked(&self.report);
-            if report.was_given_up {
-                report.lost = Some(trouble.clone());
-            }
-        }
-        done
+        done.inspect_err(|trouble| self.still_lost(trouble))
     }
 
     fn once<T>(
@@ -196,6 +200,7 @@ impl Station {
         match work(&mut its.association) {
             Ok(done) => {
                 its.unflushed &= kind != Work::Flush;
+                its.used = machine_time();
                 *using = Some(its);
                 Ok(done)
             }
@@ -220,6 +225,13 @@ impl Station {
         self.end(locked(&self.using).take());
     }
 
+    /// The same, if it has not been used for moments and nobody is at it: it is not kept alive,
+    /// and the other side would take this host for dead.
+    pub(super) fn rest_if_unused(&self) {
+        let Ok(mut using) = self.using.try_lock() else { return };
+        self.end(using.take_if(|its| machine_time() - its.used >= SIGN_EVERY));
+    }
+
     fn end(&self, using: Option<Using>) {
         let Some(Using { mut association, unflushed, .. }) = using else { return };
         self.forget(unflushed && association.flush().is_err());
@@ -237,7 +249,8 @@ impl Station {
 
 impl Using {
     fn new(association: Association) -> Using {
-        Using { association, signed: machine_time(), unflushed: false }
+        let now = machine_time();
+        Using { association, signed: now, used: now, unflushed: false }
     }
 
     /// Whether the controller has it still: it hears of it in time, from here at the latest.
