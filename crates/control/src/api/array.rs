@@ -268,6 +268,26 @@ impl Scrub {
         self.mismatched_stripes + self.damaged_stripes == self.repaired_stripes
     }
 
+    /// One that is over, and has found nothing.
+    #[cfg(test)]
+    pub fn clean() -> Scrub {
+        Scrub {
+            state: ScrubState::Finished,
+            progress: None,
+            began_s: None,
+            ended_s: None,
+            repair: false,
+            unknown_below: 0,
+            mismatched_stripes: 0,
+            undecided_stripes: 0,
+            damaged_stripes: 0,
+            repaired_stripes: 0,
+            unreadable_stripes: 0,
+            bad_stripes: 0,
+            places: Vec::new(),
+        }
+    }
+
     /// It is known of places that they are errors until they are written again.
     pub fn has_places_left(&self) -> bool {
         self.places.iter().any(|its| !its.repaired && its.what != ScrubFlaw::Mismatch)

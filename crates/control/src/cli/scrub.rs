@@ -177,37 +177,19 @@ fn advice(scrub: &Scrub, name: &str) -> Vec<String> {
 mod tests {
     use super::*;
 
-    fn scrub() -> Scrub {
-        Scrub {
-            state: ScrubState::Finished,
-            progress: None,
-            began_s: None,
-            ended_s: None,
-            repair: false,
-            unknown_below: 0,
-            mismatched_stripes: 0,
-            undecided_stripes: 0,
-            damaged_stripes: 0,
-            repaired_stripes: 0,
-            unreadable_stripes: 0,
-            bad_stripes: 0,
-            places: Vec::new(),
-        }
-    }
-
     #[test]
     fn what_was_mended_is_told_and_no_failure() {
-        assert_eq!(found_text(&scrub()), "done: all is well");
-        assert!(is_clean(&scrub()));
-        let stopped = Scrub { state: ScrubState::Stopped, ..scrub() };
+        assert_eq!(found_text(&Scrub::clean()), "done: all is well");
+        assert!(is_clean(&Scrub::clean()));
+        let stopped = Scrub { state: ScrubState::Stopped, ..Scrub::clean() };
         assert_eq!(found_text(&stopped), "stopped before its end; all was well so far");
-        let mended = Scrub { damaged_stripes: 3, repaired_stripes: 3, ..scrub() };
+        let mended = Scrub { damaged_stripes: 3, repaired_stripes: 3, ..Scrub::clean() };
         let said = found_text(&mended);
         assert!(said.contains("3 stripes had blocks") && said.contains("3 stripes repaired"));
         assert!(is_clean(&mended));
         let both = Scrub { mismatched_stripes: 1, ..mended };
         assert!(!is_clean(&both) && found_text(&both).contains("1 stripes did not agree"));
-        let bad = Scrub { bad_stripes: 2, ..scrub() };
+        let bad = Scrub { bad_stripes: 2, ..Scrub::clean() };
         assert!(!is_clean(&bad) && found_text(&bad).contains("2 stripes have lost blocks"));
     }
 
@@ -226,7 +208,7 @@ mod tests {
         let said = place_line(&place, &[]);
         assert!(said.contains("at 1310720 +4096 (stripe 5, v at 262144): member 2"), "{said}");
         assert!(said.ends_with("did not fit its checksum; not mended"), "{said}");
-        let lost = Scrub { unreadable_stripes: 1, places: vec![place], ..scrub() };
+        let lost = Scrub { unreadable_stripes: 1, places: vec![place], ..Scrub::clean() };
         let said = advice(&lost, "a").join("\n");
         assert!(said.contains("restore those ranges") && said.contains("array replace a"));
         let away = Scrub { places: Vec::new(), ..lost.clone() };
@@ -235,11 +217,11 @@ mod tests {
         let many = Scrub {
             places: (0..PLACES_MAX as u64).map(place).collect(),
             damaged_stripes: PLACES_MAX as u64,
-            ..scrub()
+            ..Scrub::clean()
         };
         assert_eq!(more_text(&many), None);
         let more = Scrub { damaged_stripes: many.damaged_stripes + 1, ..many };
         assert!(more_text(&more).is_some_and(|said| said.contains("16 places")));
-        assert_eq!(advice(&scrub(), "a"), Vec::<String>::new());
+        assert_eq!(advice(&Scrub::clean(), "a"), Vec::<String>::new());
     }
 }

@@ -373,7 +373,7 @@ fn failed(array: &Array, drives: &[Drive]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::array::{ScrubFlaw, ScrubPlace, ScrubState};
+    use crate::api::array::{ScrubFlaw, ScrubPlace};
     use crate::api::drive::DriveHistory;
     use crate::host::show::{idle_array, missing_drive};
     use uuid::Uuid;
@@ -452,21 +452,7 @@ mod tests {
             repaired: false,
         };
         for (places, says) in [(vec![], "says what to do"), (vec![place], "says where, and what")] {
-            let scrub = Scrub {
-                state: ScrubState::Finished,
-                progress: None,
-                began_s: None,
-                ended_s: None,
-                repair: false,
-                unknown_below: 0,
-                mismatched_stripes: 0,
-                undecided_stripes: 0,
-                damaged_stripes: 0,
-                repaired_stripes: 0,
-                unreadable_stripes: 1,
-                bad_stripes: 0,
-                places,
-            };
+            let scrub = Scrub { unreadable_stripes: 1, places, ..Scrub::clean() };
             let array = Array { scrub: Some(scrub), ..array(ArrayState::Optimal, 1, 1) };
             let said = problems(&[], &[array], &[], &[]).join("\n");
             assert!(said.contains(says), "{said}");

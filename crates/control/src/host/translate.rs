@@ -295,7 +295,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_array_that_was_stopped_with_too_few_drives_has_lost_nothing() {
+    fn a_stop_with_too_few_drives_speaks_of_no_lost_blocks() {
         let said = stop("far", ArrayError::Lost).line();
         assert!(said.contains("array far was stopped, but not cleanly"), "{said}");
         assert!(said.contains("`ashlar array start far`") && !said.contains("lost"), "{said}");
