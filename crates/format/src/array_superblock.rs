@@ -13,7 +13,7 @@ use crate::record::{self, Header, Kind, Record, RecordError, SEQUENCE_MAX, Upgra
 use crate::region_map::{PAGES_MAX, REGIONS_PER_PAGE};
 use crate::upgrade;
 
-pub const VERSION: u16 = 6;
+pub const VERSION: u16 = 7;
 /// Most members of one array.
 pub const MEMBERS_MAX: usize = 64;
 /// Most stripes: with the smallest chunk, members of 64 TiB.
@@ -297,7 +297,10 @@ pub struct ArraySuperblock {
     /// Stripes beyond its `rebuilt_stripes` that a rebuilding member holds, too: those that it and
     /// others lacked were filled first.
     pub rebuilt_ahead: [StoredRange; MEMBERS_MAX],
-    reserved: [u8; 520],
+    /// A batch of this sequence was made durable in the stripe journal, and its place was given to
+    /// later ones at most. Zero: no batch is known to be there.
+    pub journal_newest: U64,
+    reserved: [u8; 512],
 }
 const _: () = assert!(size_of::<ArraySuperblock>() == 4096);
 const _: () = assert!(std::mem::offset_of!(ArraySuperblock, level) == 144);
@@ -308,6 +311,7 @@ const _: () = assert!(std::mem::offset_of!(ArraySuperblock, restriped) == 2272);
 const _: () = assert!(std::mem::offset_of!(ArraySuperblock, era) == 2288);
 const _: () = assert!(std::mem::offset_of!(ArraySuperblock, sure_generations) == 2296);
 const _: () = assert!(std::mem::offset_of!(ArraySuperblock, rebuilt_ahead) == 2552);
+const _: () = assert!(std::mem::offset_of!(ArraySuperblock, journal_newest) == 3576);
 
 impl ArraySuperblock {
     pub const BYTES: u64 = size_of::<ArraySuperblock>() as u64;
@@ -461,3 +465,6 @@ pub(crate) fn v4_to_v5(_bytes: &mut [u8]) {}
 
 /// Version 5 stored nothing of what was filled ahead.
 pub(crate) fn v5_to_v6(_bytes: &mut [u8]) {}
+
+/// Version 6 named no batch.
+pub(crate) fn v6_to_v7(_bytes: &mut [u8]) {}

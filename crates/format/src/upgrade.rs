@@ -36,7 +36,8 @@ versions!(
         array_superblock::v2_to_v3,
         array_superblock::v3_to_v4,
         array_superblock::v4_to_v5,
-        array_superblock::v5_to_v6
+        array_superblock::v5_to_v6,
+        array_superblock::v6_to_v7
     ],
     [
         "array_superblock_v1.bin",
@@ -44,7 +45,8 @@ versions!(
         "array_superblock_v3.bin",
         "array_superblock_v4.bin",
         "array_superblock_v5.bin",
-        "array_superblock_v6.bin"
+        "array_superblock_v6.bin",
+        "array_superblock_v7.bin"
     ]
 );
 versions!(

@@ -92,7 +92,7 @@ pub(crate) struct Found {
     /// Larger than that of any superblock of its drives.
     pub(crate) generation: u64,
     pub(crate) newest: Newest,
-    pub(crate) journal_from: u64,
+    pub(crate) journal: JournalMark,
     pub(crate) policy: Policy,
     pub(crate) settings: Settings,
     pub(crate) scrub: ScrubMark,
@@ -100,6 +100,13 @@ pub(crate) struct Found {
     pub(crate) era: u64,
     /// On all its drives, whether they are members or left alone.
     pub(crate) leases: Vec<Place>,
+}
+
+/// What a superblock says of the journal (see its fields).
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct JournalMark {
+    pub(crate) from: u64,
+    pub(crate) newest: u64,
 }
 
 /// The newest superblock, which a crash may have left on some members only.
@@ -195,9 +202,10 @@ pub(crate) async fn find(
     let has_current = members.iter().filter(is_trusted).any(|its| options.had(its.drive_uuid));
     let policy = newest.policy().map_err(|_| AssembleError::NoSuperblock)?;
     let age = Age { generation, epoch, has_current };
-    let journal_from = newest.journal_from.get();
+    let journal =
+        JournalMark { from: newest.journal_from.get(), newest: newest.journal_newest.get() };
     // What was moved to new stripes may be in the journal only.
-    let journaled = journal_from != 0 || is_journaled(policy, &identity.layout(), || true);
+    let journaled = journal.from != 0 || is_journaled(policy, &identity.layout(), || true);
     judge(&identity.layout(), journaled, &members, &age, options)?;
     let settings = Settings::from_stored(newest.settings);
     let scrub = ScrubMark { next: newest.scrub_next.get(), began_s: newest.scrub_began.get() };
@@ -211,7 +219,7 @@ pub(crate) async fn find(
         fences,
         generation,
         newest,
-        journal_from,
+        journal,
         policy,
         settings,
         scrub,

@@ -115,6 +115,11 @@ pub enum AssembleError {
     Journal { stripe: u64 },
     #[error("member {member} cannot be read where its journal may hold what was written last")]
     JournalUnreadable { member: MemberIndex },
+    #[error(
+        "its journals lack what was made durable there last: somebody has written over them on all \
+         members that are here"
+    )]
+    JournalGone,
     #[error("no member can be written: {0}")]
     Array(#[from] ArrayError),
 }

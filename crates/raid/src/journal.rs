@@ -24,10 +24,10 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
-use ashlar_format::array_superblock::{ERA_SEQUENCES_LOG2, MemberState};
+use ashlar_format::array_superblock::ERA_SEQUENCES_LOG2;
 use ashlar_format::journal_batch::{
     Division, ENTRIES_MAX, EntryKind, JournalBatch, PAYLOAD_BYTES_MAX, ParitySum, parity_bytes_max,
-    reserve_bytes, ring_bytes, zeroed_stripes_max,
+    ring_bytes, zeroed_stripes_max,
 };
 use ashlar_format::units::{MemberIndex, StripeIndex, to_usize};
 use ashlar_reactor::backend::Instant;
@@ -40,19 +40,21 @@ use crate::bad_blocks::BadBlocks;
 use crate::dirty::Dirty;
 use crate::error::ArrayError;
 use crate::integrity::Integrity;
-use crate::member::Member;
 use crate::members::{Identity, Members};
 use crate::parity::Kernels;
 use crate::pending::{Hold, Patch, Pending, PendingSize};
 use crate::status::JournalStatus;
 
 mod entry;
+mod named;
 mod parts;
+mod room;
 mod target;
 mod void;
 mod waiting;
 use entry::payload_bytes;
 pub(crate) use entry::{Entries, Entry, NewData};
+use named::{Candidate, Named};
 pub(crate) use parts::{Parts, unite};
 use target::Target;
 pub(crate) use void::Void;
@@ -159,6 +161,13 @@ pub(crate) struct Journal {
     last_alone: Cell<Option<u64>>,
     /// Batches that members are being told of, as often as that is.
     voids_under_way: RefCell<Vec<u64>>,
+    /// The newest batch that is written, and the newest that is durable.
+    newest: Cell<Option<Candidate>>,
+    newest_durable: Cell<Option<Candidate>>,
+    /// Oldest first: the last one is the newest to be named.
+    named: RefCell<VecDeque<Named>>,
+    /// There would be room, were it not for those.
+    named_in_the_way: Cell<bool>,
 }
 
 impl Journal {
@@ -203,6 +212,10 @@ impl Journal {
             one_by_one_until: Cell::new(reactor.now()),
             last_alone: Cell::default(),
             voids_under_way: RefCell::default(),
+            newest: Cell::default(),
+            newest_durable: Cell::default(),
+            named: RefCell::default(),
+            named_in_the_way: Cell::default(),
         })
     }
 
@@ -334,7 +347,13 @@ impl Journal {
         }
         let mut parity_of: Vec<_> = entries.iter().filter_map(Entry::parity_of).collect();
         parity_of.dedup();
-        let (sequence, hold) = self.enter(payload_bytes(entries), class, parity_of)?;
+        let was_in_the_way = self.named_in_the_way.get();
+        let Some((sequence, hold)) = self.enter(payload_bytes(entries), class, parity_of) else {
+            if self.named_in_the_way.get() && !was_in_the_way {
+                self.note_change();
+            }
+            return None;
+        };
         if class == Class::Oldest {
             self.last_alone.set(Some(sequence));
         }
@@ -383,11 +402,12 @@ impl Journal {
         }
         self.changed.until(&self.reactor, || self.completed.get() == sequence).await;
         self.completed.set(sequence + 1);
-        if written.is_ok() {
+        if let Ok(changes) = written {
             self.take_over(entries, sequence, &hold);
+            self.newest.set(Some(Candidate { sequence, changes }));
         }
         self.note_change();
-        written.map(|()| sequence)
+        written.map(|_| sequence)
     }
 
     fn take_over(&self, entries: &[Entry], sequence: u64, hold: &Hold) {
@@ -402,13 +422,15 @@ impl Journal {
         }
     }
 
-    async fn write_parts(&self, entries: &[Entry], sequence: u64) -> Result<(), ArrayError> {
+    /// Returns how often members had changed before it was written to those that have it.
+    async fn write_parts(&self, entries: &[Entry], sequence: u64) -> Result<u64, ArrayError> {
         let (at, division) = self.place_of(sequence).expect("held, so it is in the ring");
         let parts = self.compose(entries, sequence, division);
         loop {
             // A member that answers no more, but is believed, could come back without the others
             // and without this batch.
             self.members.fence_absent().await?;
+            let changes = self.members.trust_changes();
             let targets = self.targets(sequence, at + parts.ring_bytes(), division);
             if targets.is_empty() {
                 return Err(ArrayError::Lost);
@@ -416,7 +438,7 @@ impl Journal {
             let writes = targets.iter().map(|target| parts.write(target, at, sequence));
             let results = join_all(writes).await;
             if results.iter().all(Result::is_ok) {
-                return Ok(());
+                return Ok(changes);
             }
             let asked = || targets.iter().map(|its| (its.member, &its.drive));
             if !self.members.is_any_other(asked(), &results) {
@@ -512,71 +534,9 @@ impl Journal {
         }
     }
 
-    /// Bytes of the ring: those of the smallest journal of any trusted member. One that is being
-    /// filled takes what fits in its own; the ring is emptied before it is trusted, if that is
-    /// smaller. (Were it to count before, what is in the ring might have no room for its parity.)
-    pub(crate) fn ring_bytes(&self) -> u64 {
-        let list = self.members.list();
-        let smallest = |of: &dyn Fn(&&Member) -> bool| {
-            list.iter().filter(of).map(|member| member.areas.journal.len).min()
-        };
-        let trusted = smallest(&|its| its.state == MemberState::Trusted && its.drive.is_some());
-        trusted.or_else(|| smallest(&|its| its.keeps_metadata().is_some())).unwrap_or(0)
-    }
-
     /// No member is left to have a batch.
     fn is_nowhere(&self) -> bool {
         self.members.list().iter().all(|member| member.keeps_metadata().is_none())
-    }
-
-    /// Bytes from the oldest batch to the end of the newest.
-    pub(crate) fn used_bytes(&self) -> u64 {
-        let ring = self.ring.borrow();
-        let (Some(first), Some(last)) = (ring.front(), ring.back()) else { return 0 };
-        let end = last.at + last.len;
-        if last.at >= first.at {
-            end - first.at
-        } else {
-            self.ring_bytes().saturating_sub(first.at) + end
-        }
-    }
-
-    fn find_room(&self, len: u64, class: Class) -> Option<u64> {
-        let size = self.ring_bytes();
-        let parity = self.identity.layout().parity;
-        let kept = match class {
-            Class::New(new) => {
-                let pending = self.pending.borrow().size().and(self.entered.get()).and(new);
-                if pending.memory > PENDING_PER_RING * size {
-                    return None;
-                }
-                parity_bytes_max(parity, pending.bytes) + reserve_bytes(parity)
-            }
-            Class::Parity => reserve_bytes(parity),
-            Class::Oldest => 0,
-        };
-        let ring = self.ring.borrow();
-        let (Some(first), Some(last)) = (ring.front(), ring.back()) else {
-            return (len + kept <= size).then_some(0);
-        };
-        let end = last.at + last.len;
-        if last.at < first.at {
-            // It may have become smaller.
-            return (end + len + kept < first.at && end + len <= size).then_some(end);
-        }
-        // Used in one piece: behind it, else at the front.
-        if end + len <= size {
-            return (end - first.at + len + kept <= size).then_some(end);
-        }
-        (len + kept < first.at).then_some(0)
-    }
-
-    /// Whether whole stripes with so many bytes of data would have room, were the ring empty.
-    pub(crate) fn has_room_for(&self, payload: u64) -> bool {
-        // A batch is at least half full: what did not fit in it is not more than a whole one.
-        let batches = 2 * payload.div_ceil(u64::from(PAYLOAD_BYTES_MAX)) + 1;
-        let kept = 2 * reserve_bytes(self.identity.layout().parity);
-        payload + batches * HEADER_BYTES + kept <= self.ring_bytes()
     }
 
     /// Whether the ring should be emptied rather sooner than later: half of it is used, or kept for
@@ -656,11 +616,12 @@ impl Journal {
 
     /// Makes everything that was acknowledged before durable.
     pub(crate) async fn flush(&self) -> Result<(), ArrayError> {
-        let completed = self.completed.get();
+        let (completed, newest) = (self.completed.get(), self.newest.get());
         let flushes = self.flushes.get();
         self.flushes.set(flushes + 1);
         self.members.flush().await?;
         self.durable.set(completed.max(self.durable.get()));
+        self.newest_durable.set(newest.max(self.newest_durable.get()));
         self.stored.borrow_mut().retain(|_, before| *before > flushes);
         Ok(())
     }
@@ -700,7 +661,7 @@ impl Journal {
     }
 
     async fn release_stored(&self) -> Result<(), ArrayError> {
-        let Some(stored) = self.last_in_place() else { return Ok(()) };
+        let Some(stored) = self.last_in_place() else { return self.make_way().await };
         let _joins = self.members.hold_joins().await;
         if !self.members.serves_all() {
             // Who is away, and could be started without those that are here, would not know of it.
@@ -717,6 +678,7 @@ impl Journal {
         let kept = self.ring.borrow().iter().map(|batch| batch.sequence).find(|s| *s > stored);
         if self.members.journal_from() != 0 {
             self.members.set_journal_from(kept.unwrap_or(self.next_sequence.get()));
+            self.name_newest();
         }
         // What the ring has room for until the next release is less than an era.
         self.members.set_era(self.next_sequence.get() >> ERA_SEQUENCES_LOG2);
@@ -728,6 +690,7 @@ impl Journal {
         let left = ring.iter().take_while(|batch| batch.sequence <= stored).count();
         let was_cramped = ring.drain(..left).any(|batch| batch.void == Void::Cramped);
         drop(ring);
+        self.named_in_the_way.set(false);
         self.forget_half_void();
         if was_cramped {
             self.has_hope();
@@ -760,7 +723,8 @@ impl Journal {
     /// Whether batches should be released that are in place: somebody is short of their room, or
     /// there is nothing else to do.
     pub(crate) fn wants_release(&self) -> bool {
-        (self.is_short() || self.pending.borrow().is_empty()) && self.last_in_place().is_some()
+        let is_due = self.is_short() || self.pending.borrow().is_empty();
+        self.named_in_the_way.get() || is_due && self.last_in_place().is_some()
     }
 
     /// Somebody waits for room, or would be told that there is none.

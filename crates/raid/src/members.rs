@@ -16,12 +16,10 @@ use std::sync::Arc;
 
 use ashlar_drive::drive::Drive;
 use ashlar_drive::error::DriveError;
-use ashlar_format::array_superblock::{
-    ArraySuperblock, MemberState, Policy, SLOTS, StoredMember, StoredRange,
-};
+use ashlar_format::array_superblock::{MemberState, Policy, SLOTS};
 use ashlar_format::block_sums::BLOCK_BYTES;
 use ashlar_format::drive_label::MemberLayout;
-use ashlar_format::record::{Record, name_field};
+use ashlar_format::record::Record;
 use ashlar_format::units::{MemberIndex, StripeIndex};
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::join::join_all;
@@ -39,6 +37,8 @@ use crate::settings::Settings;
 use crate::view::View;
 use crate::witness::{Testimony, Witness};
 use crate::write_plan::{bits, each};
+
+mod superblock;
 
 /// What an array is. Of this only its size changes while it runs (see `grow`).
 pub struct Identity {
@@ -182,8 +182,12 @@ pub struct Members {
     generation: Cell<u64>,
     /// Of the newest superblock that is durable on all members that keep metadata.
     durable_generation: Cell<u64>,
-    /// See the superblock's field of this name.
+    /// See the superblock's fields of these names.
     journal_from: Cell<u64>,
+    journal_newest: Cell<u64>,
+    /// Of the first superblock that says so.
+    newest_since: Cell<u64>,
+    trust_changes: Cell<u64>,
     policy: Cell<Policy>,
     settings: Cell<Settings>,
     scrub: Cell<ScrubMark>,
@@ -220,6 +224,9 @@ impl Members {
             generation: Cell::new(generation),
             durable_generation: Cell::new(generation),
             journal_from: Cell::new(journal_from),
+            journal_newest: Cell::default(),
+            newest_since: Cell::default(),
+            trust_changes: Cell::default(),
             policy: Cell::new(policy),
             settings: Cell::new(settings),
             scrub: Cell::default(),
@@ -408,6 +415,9 @@ impl Members {
                 self.hide();
                 let was_trusted = member.state == MemberState::Trusted;
                 self.fencing.set(self.fencing.get() | was_trusted);
+                if was_trusted {
+                    self.trust_changed();
+                }
                 member.catches_up |= was_trusted;
                 member.become_stale();
                 // By this handle it could never be brought up to date.
@@ -433,8 +443,12 @@ impl Members {
             };
             let before = trusted(member);
             change(member);
-            let is_barred = before.is_some() && trusted(member) != before;
+            let after = trusted(member);
+            let is_barred = before.is_some() && after != before;
             self.fencing.set(self.fencing.get() | is_barred);
+            if after != before {
+                self.trust_changed();
+            }
         }
         self.generation.set(self.generation.get() + 1);
         self.settled().await
@@ -449,58 +463,6 @@ impl Members {
     /// Its label has them already.
     pub fn set_areas(&self, index: MemberIndex, areas: MemberLayout) {
         self.list.borrow_mut()[index.index()].areas = areas;
-    }
-
-    pub fn journal_from(&self) -> u64 {
-        self.journal_from.get()
-    }
-
-    /// Changes the superblock's `journal_from`; `settled` makes it durable.
-    pub fn set_journal_from(&self, sequence: u64) {
-        self.journal_from.set(sequence);
-        self.generation.set(self.generation.get() + 1);
-    }
-
-    pub fn policy(&self) -> Policy {
-        self.policy.get()
-    }
-
-    /// Changes the policy; `settled` makes it durable.
-    pub fn set_policy(&self, policy: Policy) {
-        self.policy.set(policy);
-        self.generation.set(self.generation.get() + 1);
-    }
-
-    pub fn settings(&self) -> Settings {
-        self.settings.get()
-    }
-
-    /// Changes the settings; `settled` makes it durable.
-    pub fn set_settings(&self, settings: Settings) {
-        self.hide();
-        self.settings.set(settings);
-        self.generation.set(self.generation.get() + 1);
-    }
-
-    pub fn scrub(&self) -> ScrubMark {
-        self.scrub.get()
-    }
-
-    /// What the next superblock says of the scrub.
-    pub fn set_scrub(&self, mark: ScrubMark) {
-        self.scrub.set(mark);
-    }
-
-    pub fn era(&self) -> u64 {
-        self.era.get()
-    }
-
-    /// The journal is in this era, or in an earlier one; `settled` makes it durable.
-    pub fn set_era(&self, era: u64) {
-        if era > self.era.get() {
-            self.era.set(era);
-            self.generation.set(self.generation.get() + 1);
-        }
     }
 
     /// Makes everything that was acknowledged before durable. Members that cannot are fenced, while
@@ -725,44 +687,5 @@ impl Members {
     pub(crate) fn is_needed(&self, index: MemberIndex) -> bool {
         let trusted = self.list.borrow()[index.index()].state == MemberState::Trusted;
         trusted && !self.survives_without(&[index])
-    }
-
-    /// As any member gets it.
-    fn superblock(&self) -> ArraySuperblock {
-        let layout = self.identity.layout();
-        let list = self.list.borrow();
-        let mut superblock = ArraySuperblock::blank();
-        superblock.array = self.identity.uuid;
-        superblock.name = name_field(&self.identity.name).expect("checked at creation");
-        superblock.level = layout.level as u8;
-        superblock.copies = layout.copies;
-        superblock.groups = layout.groups;
-        superblock.data_chunks = layout.data;
-        superblock.parity_chunks = layout.parity;
-        superblock.member_count = u16::try_from(list.len()).expect("few members").into();
-        superblock.chunk_bytes = layout.chunk_bytes.into();
-        superblock.region_stripes = self.identity.region_stripes().into();
-        superblock.stripes = layout.stripes.into();
-        superblock.journal_from = self.journal_from.get().into();
-        superblock.policy = self.policy.get() as u8;
-        superblock.integrity = self.identity.integrity.into();
-        if let Some(restripe) = self.identity.restripe() {
-            superblock.old_data_chunks = restripe.old_data;
-            superblock.restriped = restripe.saved.into();
-        }
-        superblock.settings = self.settings.get().stored();
-        superblock.scrub_next = self.scrub.get().next.into();
-        superblock.scrub_began = self.scrub.get().began_s.into();
-        superblock.era = self.era.get().into();
-        for (index, member) in list.iter().enumerate() {
-            let stored = &mut superblock.members[index];
-            let filled = &member.filled_flushed;
-            *stored = StoredMember::new(member.drive_uuid, member.state, filled.first_gap());
-            superblock.rebuilt_ahead[index] = StoredRange::new(&filled.longest_ahead());
-            stored.catches_up = member.catches_up.into();
-            stored.asked_generation = member.own.asked().into();
-            superblock.sure_generations[index] = member.own.sure().into();
-        }
-        superblock
     }
 }

@@ -170,7 +170,7 @@ impl Array {
         force: bool,
     ) -> Result<(), AssembleError> {
         let began = self.reactor.now();
-        let LeftBatches { found, tail, took, read_bytes, mut gaps } = left;
+        let LeftBatches { found, tail, took, read_bytes, mut gaps, is_gone: _ } = left;
         self.close_gaps(&mut gaps, &found).await;
         let batches = found.len() as u64;
         let bytes = found.iter().map(|one| u64::from(one.batch.payload_bytes.get())).sum();

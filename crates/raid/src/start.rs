@@ -18,7 +18,7 @@ use ashlar_reactor::range_lock::Mode as Lock;
 
 use crate::array::{Array, StoredMaps};
 pub use crate::assemble::{AssembleOptions, Known};
-use crate::assemble::{Found, Newest, find, read_map};
+use crate::assemble::{Found, JournalMark, Newest, find, read_map};
 use crate::bad_blocks::{self, StoredList};
 use crate::destage::DESTAGERS;
 use crate::error::{ArrayError, AssembleError, ChangeError};
@@ -170,13 +170,13 @@ impl Array {
         // After a start by force nobody has asked for what cannot be told to be made to agree.
         scrub.iter_mut().for_each(|scrub| scrub.report.repairs &= !options.force);
         let identity = found.identity;
-        let (generation, journal_from) = (found.generation, found.journal_from);
+        let (generation, journal) = (found.generation, found.journal);
         let members = Members::new(
             reactor,
             identity.clone(),
             found.members,
             generation,
-            journal_from,
+            journal.from,
             found.policy,
             found.settings,
         );
@@ -192,7 +192,7 @@ impl Array {
         if let Some((host, claim)) = options.host.zip(claim) {
             array.hold(host, claim);
         }
-        if let Err(error) = array.bring_up(found.newest, &maps, journal_from, options.force).await {
+        if let Err(error) = array.bring_up(found.newest, &maps, journal, options.force).await {
             // A rebuild that it began may be under way.
             array.drain().await;
             // Nobody else has it from here: who was left at work on this host may go on.
@@ -213,16 +213,21 @@ impl Array {
         self: &Rc<Self>,
         newest: Newest,
         maps: &StoredMaps,
-        journal_from: u64,
+        journal: JournalMark,
         force: bool,
     ) -> Result<(), AssembleError> {
         self.sure().await;
         self.journal.begin_sequences(self.members.era());
-        let left = match journal_from {
+        let left = match journal.from {
             0 => None,
             // A journal that refuses the start does so before anything is written.
-            from => Some(self.find_batches(from, force).await?),
+            _ => Some(self.find_batches(journal, force).await?),
         };
+        let is_gone = left.as_ref().is_some_and(|left| left.is_gone);
+        if is_gone {
+            // The next start shall find that, too, if this one does not come to its end.
+            self.members.set_journal_newest(journal.newest);
+        }
         // A crash may have left the newest on some members only: nothing may rest on it before it
         // is on all.
         newest.spread(&self.reactor).await;
@@ -243,17 +248,14 @@ impl Array {
         if let Some(left) = left {
             self.replay(left, force).await?;
             self.modes.set(Mode::Journaled);
+            if is_gone {
+                self.doubt_all().await?;
+            }
             // Before anything new is put there, which would be given up with the rest after the
             // next crash. What cannot be said now is tried again.
             let _ = self.settle_bad().await;
         } else {
-            for region in self.dirty.map.inside() {
-                if self.written.contains(region) {
-                    let stripes = self.dirty.map.stripes_of(region);
-                    let stripes = stripes.filter(|stripe| !self.is_dead(StripeIndex(*stripe)));
-                    stripes.for_each(|stripe| self.unsynced.insert(StripeIndex(stripe)));
-                }
-            }
+            self.doubt_dirty();
             self.give_up_again().await?;
         }
         self.members.set_behind(&self.dirty.behind());
@@ -261,6 +263,30 @@ impl Array {
         // A degraded array is covered from the very first write.
         drop(self.enter_mode().await?);
         Ok(())
+    }
+
+    /// Nobody knows which stripes were being stored: as after a crash without a journal, whose
+    /// batches are all in place. (Those of which some wait for absent members stay.)
+    async fn doubt_all(&self) -> Result<(), ArrayError> {
+        if self.journal.oldest().is_some() {
+            return Ok(());
+        }
+        self.dirty.map.insert(&self.written.inside()).await?;
+        self.doubt_dirty();
+        self.members.set_journal_from(0);
+        self.members.settled().await?;
+        self.modes.set(Mode::Direct);
+        Ok(())
+    }
+
+    /// Stripes of dirty regions wait for resync.
+    fn doubt_dirty(&self) {
+        for region in self.dirty.map.inside().into_iter().filter(|its| self.written.contains(*its))
+        {
+            let stripes = self.dirty.map.stripes_of(region).map(StripeIndex);
+            let stripes = stripes.filter(|stripe| !self.is_dead(*stripe));
+            stripes.for_each(|stripe| self.unsynced.insert(stripe));
+        }
     }
 
     fn hold(&self, host: Host, claim: Claim) {

@@ -89,6 +89,7 @@ impl Array {
         self.written.settle().await?;
         self.bad.save().await?;
         self.journal.flush().await?;
+        self.journal.name_first().await;
         self.traffic.served(Kind::Flush, 0, began, self.reactor.turn_time());
         Ok(())
     }

@@ -25,6 +25,7 @@ mod hedge;
 mod histories;
 mod integrity;
 mod journal_gaps;
+mod journal_gone;
 mod kept;
 mod large_writes;
 mod lost_cache;

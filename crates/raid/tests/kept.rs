@@ -12,6 +12,8 @@ use std::time::Duration;
 use ashlar_drive::drive::{ATTEMPTS_MAX, Drive};
 
 use ashlar_format::array_superblock::{Level, Policy};
+use ashlar_format::journal_batch::{EntryKind, JournalBatch};
+use ashlar_format::record::open;
 use ashlar_format::units::{MemberIndex, StripeIndex};
 use ashlar_raid::array::Array;
 use ashlar_raid::error::{ArrayError, AssembleError};
@@ -201,6 +203,22 @@ async fn crashed_at(reactor: &Reactor, steer: &Steer, at: usize) -> (Pair, Vec<R
     (pair, drives)
 }
 
+/// Where the newest batch with data stands on the members that have it.
+fn data_batch(pair: &Pair, drives: &[Rc<Drive>]) -> u64 {
+    let journal = areas(pair).journal.offset;
+    let mut newest = (0, 0);
+    for ring in rings(pair, drives) {
+        for at in (0..ring.len()).step_by(4096) {
+            let home = journal + at as u64;
+            let Ok(batch) = open::<JournalBatch>(&ring[at..], None, home) else { continue };
+            if batch.entries().iter().any(|entry| entry.kind() == Ok(EntryKind::Data)) {
+                newest = newest.max((batch.header.sequence.get(), home));
+            }
+        }
+    }
+    newest.1
+}
+
 async fn assemble(
     pair: &mut Pair,
     drives: &[Rc<Drive>],
@@ -220,7 +238,7 @@ async fn assemble(
 fn a_start_does_not_drop_what_it_cannot_replay() {
     run(|reactor, steer| async move {
         let (mut pair, drives) = crashed(&reactor, &steer).await;
-        let at = label::plan(DRIVE_BYTES, 1).unwrap().journal.offset;
+        let at = data_batch(&pair, &drives);
         let mut batches = Vec::new();
         for drive in &drives {
             let mut batch = [0; 4096];
@@ -272,7 +290,7 @@ async fn given_up(pair: &mut Pair, drives: &[Rc<Drive>], lost: usize) {
 fn by_force_lost_data_is_given_up() {
     run(|reactor, steer| async move {
         let (mut pair, drives) = crashed(&reactor, &steer).await;
-        let at = label::plan(DRIVE_BYTES, 1).unwrap().journal.offset;
+        let at = data_batch(&pair, &drives);
         for drive in &drives {
             pair.file(drive).write_all_at(&[0; 4096], at).unwrap();
         }
@@ -285,8 +303,8 @@ fn by_force_lost_data_is_given_up() {
 fn by_force_data_that_cannot_be_read_is_given_up() {
     run(|reactor, steer| async move {
         let (mut pair, drives) = crashed(&reactor, &steer).await;
-        let journal = label::plan(DRIVE_BYTES, 1).unwrap().journal.offset;
-        unreadable(&steer, drives.iter().map(|drive| (address(pair.file(drive)), journal + 4096)));
+        let payload = data_batch(&pair, &drives) + 4096;
+        unreadable(&steer, drives.iter().map(|drive| (address(pair.file(drive)), payload)));
         given_up(&mut pair, &drives, 512).await;
     });
 }

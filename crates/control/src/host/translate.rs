@@ -13,6 +13,9 @@ const UNREADABLE_COST: &str =
 /// What force costs where journals cannot be read.
 const JOURNAL_COST: &str = "what cannot be read of the last writes is lost: an error where it is \
                             known what they were, and what stood there before where it is not";
+/// What it costs where they are gone.
+const JOURNAL_GONE_COST: &str = "the last writes are lost: what stood there before them is read, \
+                                 or parts of both; and all stripes are resynced";
 
 /// What to call the drives of members that are not here.
 #[derive(Default)]
@@ -99,6 +102,7 @@ pub fn assemble(name: &str, drives: &Absent, full: &[String], error: &AssembleEr
         AssembleError::Journal { .. } | AssembleError::JournalUnreadable { .. } => {
             Refusal::conflict(text).fix(or_force(name, absent, JOURNAL_COST))
         }
+        AssembleError::JournalGone => Refusal::conflict(text).fix(journal_gone(name, absent)),
         AssembleError::Array(error) => not_written(name, full, *error),
     }
 }
@@ -155,6 +159,14 @@ fn or_force(name: &str, absent: &[String], cost: &str) -> String {
         absent => format!("attach {}, then {start}", absent.join(", ")),
     };
     format!("{better}; or `ashlar array start {name} --force`: {cost}")
+}
+
+/// The same where what is lost does not come back by itself.
+fn journal_gone(name: &str, absent: &[String]) -> String {
+    match absent {
+        [] => format!("`ashlar array start {name} --force`: {JOURNAL_GONE_COST}"),
+        absent => or_force(name, absent, JOURNAL_GONE_COST),
+    }
 }
 
 /// A refused change, by `ashlar array COMMAND`, of the array called `name`.

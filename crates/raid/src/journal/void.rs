@@ -93,7 +93,8 @@ impl Journal {
         // Without a release, so many sequences are used as the superblock says.
         let is_in_era = self.next_sequence() >> ERA_SEQUENCES_LOG2 <= self.members.era();
         let is_free = |batch: &Batch| {
-            batch.void == Void::Everywhere && !under_way.contains(&batch.sequence) && is_in_era
+            let is_void = batch.void == Void::Everywhere && !self.is_named(batch.sequence);
+            is_void && !under_way.contains(&batch.sequence) && is_in_era
         };
         let mut ring = self.ring.borrow_mut();
         while ring.back().is_some_and(is_free) {

@@ -22,6 +22,7 @@ use ashlar_reactor::executor::Reactor;
 
 use super::Piece;
 use crate::array::Array;
+use crate::assemble::JournalMark;
 use crate::error::AssembleError;
 use crate::journal::{NewData, unite};
 use crate::member::{Keeper, Member};
@@ -150,34 +151,55 @@ pub(crate) struct LeftBatches {
     pub(super) took: Duration,
     pub(super) read_bytes: u64,
     pub(super) gaps: BTreeMap<MemberIndex, Gaps>,
+    /// Somebody has written over batches that were durable.
+    pub(crate) is_gone: bool,
+}
+
+/// The batch that the superblock names.
+struct NamedBatch {
+    sequence: u64,
+    /// Neither it nor a later one is found.
+    is_gone: bool,
+    /// Where it ends in the ring.
+    end: Option<u64>,
+}
+
+impl NamedBatch {
+    fn meet(&mut self, one: &Found) {
+        self.is_gone &= one.sequence() < self.sequence;
+        if one.sequence() == self.sequence {
+            self.end = Some(one.range().end);
+        }
+    }
 }
 
 impl Array {
     /// Looks through the rings, and writes nothing. By `force` also where others may have been that
-    /// cannot be read.
+    /// cannot be read, or are gone.
     pub(crate) async fn find_batches(
         &self,
-        journal_from: u64,
+        JournalMark { from: journal_from, newest }: JournalMark,
         force: bool,
     ) -> Result<LeftBatches, AssembleError> {
         let began = self.reactor.now();
         if journal_from >= self.journal.next_sequence() {
             // The array was stopped when all was in place.
             let (found, gaps) = (Vec::new(), BTreeMap::new());
-            return Ok(LeftBatches {
-                found,
-                tail: journal_from,
-                took: Duration::ZERO,
-                read_bytes: 0,
-                gaps,
-            });
+            let (tail, took, read_bytes, is_gone) = (journal_from, Duration::ZERO, 0, false);
+            return Ok(LeftBatches { found, tail, took, read_bytes, gaps, is_gone });
         }
         let mut found: BTreeMap<u64, Found> = BTreeMap::new();
         let (mut ring, mut gaps, mut read_bytes) = (Ring::default(), BTreeMap::new(), 0);
+        let mut named = NamedBatch { sequence: newest, is_gone: newest != 0, end: None };
         for keeper in self.members.keepers() {
             read_bytes += keeper.areas.journal.len;
             self.read_ring(&keeper.drive, keeper.areas.journal, &mut ring).await;
-            self.open_batches(&keeper, &mut ring, journal_from, &mut found)?;
+            self.open_batches(&keeper, &mut ring, journal_from, |one| {
+                named.meet(&one);
+                if one.sequence() >= journal_from {
+                    keep(&mut found, one);
+                }
+            })?;
             gaps.insert(keeper.index, ring.gaps.clone());
         }
         let tails = found.values().map(|one| one.batch.tail_sequence.get());
@@ -191,15 +213,18 @@ impl Array {
         }
         let ring_bytes = self.journal.ring_bytes();
         let is_doubtful = |at: u64| {
-            let is_live = at < ring_bytes && may_begin(at, &found, tail, ring_bytes);
+            let is_live = at < ring_bytes && may_begin(at, &found, tail, ring_bytes, named.end);
             is_live && self.may_hold_more(&gaps, &(at..at + BLOCK))
         };
         let doubtful = gaps.iter().find(|(_, its)| its.0.iter().any(|at| is_doubtful(*at)));
         if let Some((member, _)) = doubtful.filter(|_| !force) {
             return Err(AssembleError::JournalUnreadable { member: *member });
         }
+        if named.is_gone && !force {
+            return Err(AssembleError::JournalGone);
+        }
         let (found, took) = (found.into_values().collect(), self.reactor.now().since(began));
-        Ok(LeftBatches { found, tail, took, read_bytes, gaps })
+        Ok(LeftBatches { found, tail, took, read_bytes, gaps, is_gone: named.is_gone })
     }
 
     /// Adds what stale members have of batches whose payload is lost: by force the array may have
@@ -211,7 +236,12 @@ impl Array {
         for keeper in self.members.stale_here() {
             self.read_ring(&keeper.drive, keeper.areas.journal, &mut ring).await;
             // One that a newer build wrote to since is left as it is.
-            if self.open_batches(&keeper, &mut ring, journal_from, &mut theirs).is_ok() {
+            let meet = |one: Found| {
+                if one.sequence() >= journal_from {
+                    keep(&mut theirs, one);
+                }
+            };
+            if self.open_batches(&keeper, &mut ring, journal_from, meet).is_ok() {
                 let asked = &self.journal.asked_stale;
                 asked.set(asked.get() | 1 << keeper.index.0);
             }
@@ -261,13 +291,13 @@ impl Array {
         })
     }
 
-    /// Adds the batches of one ring.
+    /// Shows the batches of one ring, also those before `journal_from`.
     fn open_batches(
         &self,
         keeper: &Keeper,
         ring: &mut Ring,
         journal_from: u64,
-        found: &mut BTreeMap<u64, Found>,
+        mut meet: impl FnMut(Found),
     ) -> Result<(), AssembleError> {
         let mut at = 0;
         while at < keeper.areas.journal.len {
@@ -281,11 +311,7 @@ impl Array {
             // What is in one that is not whole may be newer.
             let whole = opened.as_ref().ok().filter(|one| !one.members.is_empty());
             at += whole.map_or(BLOCK, Found::len);
-            if let Ok(one) = opened
-                && one.sequence() >= journal_from
-            {
-                keep(found, one);
-            }
+            opened.into_iter().for_each(&mut meet);
         }
         Ok(())
     }
@@ -402,13 +428,20 @@ fn drop_replaced(found: &mut BTreeMap<u64, Found>) {
 }
 
 /// Whether a batch of `tail` or later that is not found may begin at this block: batches stand one
-/// behind the other, but for the first after the end of the ring, or of an empty one.
-fn may_begin(at: u64, found: &BTreeMap<u64, Found>, tail: u64, ring_bytes: u64) -> bool {
+/// behind the other, but for the first after the end of the ring. In an empty one, behind the batch
+/// that is named (which ends at `named_end`), if that is, or at the beginning.
+fn may_begin(
+    at: u64,
+    found: &BTreeMap<u64, Found>,
+    tail: u64,
+    ring_bytes: u64,
+    named_end: Option<u64>,
+) -> bool {
     let follows = |one: &Found| {
         if one.is_void() {
             // Others that are void may have had the places behind it, and been followed by one that
             // has its place; and it may have been all that there was.
-            return at == 0 || one.next().contains(&at);
+            return at == 0 || named_end == Some(at) || one.next().contains(&at);
         }
         let turns = at == 0 && one.next().end() + BATCH_BYTES_MAX > ring_bytes;
         !found.contains_key(&(one.sequence() + 1)) && (turns || one.next().contains(&at))

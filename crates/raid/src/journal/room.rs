@@ -1,0 +1,105 @@
+//! Where batches stand in the ring.
+
+use std::ops::Range;
+
+use ashlar_format::array_superblock::MemberState;
+use ashlar_format::journal_batch::{PAYLOAD_BYTES_MAX, parity_bytes_max, reserve_bytes};
+
+use super::{Class, HEADER_BYTES, Journal, PENDING_PER_RING};
+use crate::member::Member;
+
+/// The part of the ring that is used: from its oldest batch on, to the end of its newest. The two
+/// may be one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Used {
+    from: u64,
+    last: Range<u64>,
+}
+
+impl Used {
+    /// Where `len` bytes can stand behind them in a ring of `size`, with `kept` bytes left.
+    fn place_behind(&self, len: u64, kept: u64, size: u64) -> Option<u64> {
+        let Used { from, last: Range { start, end } } = self.clone();
+        if start < from {
+            // The ring may have become smaller.
+            return (end + len + kept < from && end + len <= size).then_some(end);
+        }
+        // Used in one piece: behind it, else at the front.
+        if end + len <= size {
+            return (end - from + len + kept <= size).then_some(end);
+        }
+        (len + kept < from.min(size)).then_some(0)
+    }
+}
+
+impl Journal {
+    /// Bytes of the ring: those of the smallest journal of any trusted member. One that is being
+    /// filled takes what fits in its own; the ring is emptied before it is trusted, if that is
+    /// smaller. (Were it to count before, what is in the ring might have no room for its parity.)
+    pub(crate) fn ring_bytes(&self) -> u64 {
+        let list = self.members.list();
+        let smallest = |of: &dyn Fn(&&Member) -> bool| {
+            list.iter().filter(of).map(|member| member.areas.journal.len).min()
+        };
+        let trusted = smallest(&|its| its.state == MemberState::Trusted && its.drive.is_some());
+        trusted.or_else(|| smallest(&|its| its.keeps_metadata().is_some())).unwrap_or(0)
+    }
+
+    /// Bytes from the oldest batch to the end of the newest.
+    pub(crate) fn used_bytes(&self) -> u64 {
+        let ring = self.ring.borrow();
+        let (Some(first), Some(last)) = (ring.front(), ring.back()) else { return 0 };
+        let end = last.at + last.len;
+        if last.at >= first.at {
+            end - first.at
+        } else {
+            self.ring_bytes().saturating_sub(first.at) + end
+        }
+    }
+
+    /// `with_named`: with batches that superblocks name, though they have left the ring.
+    fn used(&self, with_named: bool) -> Option<Used> {
+        let ring = self.ring.borrow();
+        let named = if with_named { self.named_places() } else { None };
+        let from = match (&named, ring.front()) {
+            (Some((oldest, _)), Some(first)) if oldest.sequence > first.sequence => first.at,
+            (Some((oldest, _)), _) => oldest.place.start,
+            (None, first) => first?.at,
+        };
+        let last = ring.back().map(|last| last.at..last.at + last.len);
+        Some(Used { from, last: last.or(named.map(|(_, newest)| newest.place))? })
+    }
+
+    pub(super) fn find_room(&self, len: u64, class: Class) -> Option<u64> {
+        let size = self.ring_bytes();
+        let parity = self.identity.layout().parity;
+        let kept = match class {
+            Class::New(new) => {
+                let pending = self.pending.borrow().size().and(self.entered.get()).and(new);
+                if pending.memory > PENDING_PER_RING * size {
+                    return None;
+                }
+                parity_bytes_max(parity, pending.bytes) + reserve_bytes(parity)
+            }
+            Class::Parity => reserve_bytes(parity),
+            Class::Oldest => 0,
+        };
+        let place = |with_named| match self.used(with_named) {
+            Some(used) => used.place_behind(len, kept, size),
+            None => (len + kept <= size).then_some(0),
+        };
+        let found = place(true);
+        if found.is_none() && place(false).is_some() {
+            self.named_in_the_way.set(true);
+        }
+        found
+    }
+
+    /// Whether whole stripes with so many bytes of data would have room, were the ring empty.
+    pub(crate) fn has_room_for(&self, payload: u64) -> bool {
+        // A batch is at least half full: what did not fit in it is not more than a whole one.
+        let batches = 2 * payload.div_ceil(u64::from(PAYLOAD_BYTES_MAX)) + 1;
+        let kept = 2 * reserve_bytes(self.identity.layout().parity);
+        payload + batches * HEADER_BYTES + kept <= self.ring_bytes()
+    }
+}
