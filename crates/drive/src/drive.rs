@@ -399,6 +399,12 @@ impl Drive {
         !flushed || self.has_failed_flush()
     }
 
+    /// What it shows may be in its cache only, since before there was this handle: a flush makes it
+    /// durable.
+    pub fn may_be_unflushed(&self) {
+        self.note_unflushed();
+    }
+
     /// What was in its cache may be lost: what it shows may be old.
     pub fn has_failed_flush(&self) -> bool {
         self.flush.error.borrow().is_some()

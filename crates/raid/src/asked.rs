@@ -13,6 +13,7 @@ use std::rc::Rc;
 
 use ashlar_drive::drive::Drive;
 use ashlar_drive::error::DriveError;
+use ashlar_format::array_superblock::MemberState;
 use ashlar_format::units::MemberIndex;
 use ashlar_reactor::join::join_all;
 
@@ -41,6 +42,18 @@ impl Members {
     pub(crate) fn is_other(&self, index: MemberIndex, asked: Option<&Rc<Drive>>) -> bool {
         let list = self.list();
         list[index.index()].drive.as_ref().map(Rc::as_ptr) != asked.map(Rc::as_ptr)
+    }
+
+    /// Whether somebody who cannot be fenced for it had no space: who is trusted. One that is being
+    /// rebuilt is given up like one that fails, and nobody waits until there is space again.
+    pub(crate) fn lacks_space(
+        &self,
+        asked: impl IntoIterator<Item = MemberIndex>,
+        answers: &[Result<(), DriveError>],
+    ) -> bool {
+        let is_full = |answer: &Result<(), DriveError>| *answer == Err(DriveError::NoSpace);
+        let mut full = asked.into_iter().zip(answers).filter(|(_, answer)| is_full(answer));
+        full.any(|(index, _)| self.list()[index.index()].state == MemberState::Trusted)
     }
 
     /// Whether one of these failed by a handle that is no more its own.

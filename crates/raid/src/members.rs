@@ -589,7 +589,7 @@ impl Members {
     ) -> Result<Vec<MemberIndex>, ArrayError> {
         let failed = targets.iter().zip(results).filter(|(_, result)| result.is_err());
         let failed: Vec<MemberIndex> = failed.map(|(index, _)| *index).collect();
-        if results.contains(&Err(DriveError::NoSpace)) {
+        if self.lacks_space(targets.iter().copied(), results) {
             return Err(ArrayError::NoSpace);
         }
         let has_failed = !failed.is_empty() || results.is_empty();

@@ -9,6 +9,7 @@ use ashlar_drive::latency::{Latency, LatencySummary};
 use ashlar_drive::slow::judge;
 use ashlar_format::array_superblock::MemberState;
 use ashlar_format::units::StripeIndex;
+use ashlar_reactor::buffer::Buffer;
 use ashlar_reactor::range_lock::Mode;
 use ashlar_reactor::window::HALF_WINDOW;
 use smallvec::SmallVec;
@@ -35,6 +36,13 @@ const _: () = assert!(REST_AFTER.as_secs() >= 2 * HALF_WINDOW.as_secs());
 const LOOK_ROUNDS: u32 = 4;
 /// Rounds of maintenance between two tries of stripes that could not be synced.
 const RETRY_ROUNDS: u32 = 240;
+
+/// Of one chunk, with their positions.
+type Copies = SmallVec<[(u8, Buffer); 4]>;
+
+fn all_agree(copies: &Copies) -> bool {
+    copies.windows(2).all(|pair| pair[0].1.bytes() == pair[1].1.bytes())
+}
 
 impl Array {
     /// Makes a stripe agree, if it does not.
@@ -108,8 +116,8 @@ impl Array {
         self.store(stripe, &slices, bits(layout.parity_positions())).await
     }
 
-    /// Writes the first copy that can be read over the others. Tells the chunks of which there is
-    /// none.
+    /// Writes the first copy that can be read over others that differ. Tells the chunks of which
+    /// there is none.
     async fn sync_copies(&self, stripe: StripeIndex) -> Result<Positions, ArrayError> {
         let layout = self.layout_of(stripe);
         let rows = 0..layout.chunk_bytes;
@@ -121,6 +129,10 @@ impl Array {
                 left |= 1 << chunk;
                 continue;
             }
+            let copies = self.copies_at(stripe, positions).await;
+            if copies.len() == positions.count_ones() as usize && all_agree(&copies) {
+                continue;
+            }
             let bytes = match self.read_anyhow(stripe, chunk, &rows).await {
                 Err(ArrayError::Lost) => {
                     left |= 1 << chunk;
@@ -128,12 +140,35 @@ impl Array {
                 }
                 read => read?,
             };
-            let slices: SmallVec<[Slice; 4]> = each(positions)
+            let good = copies.iter().filter(|(_, copy)| copy.bytes() == bytes.bytes());
+            let other = positions & !good.fold(0, |bits, (position, _)| bits | 1 << position);
+            let slices: SmallVec<[Slice; 4]> = each(other)
                 .map(|position| Slice { position, row: 0, bytes: bytes.clone() })
                 .collect();
-            self.store(stripe, &slices, positions).await?;
+            self.store(stripe, &slices, other).await?;
         }
         Ok(left)
+    }
+
+    /// What these positions hold, of members that are here, and where it can be read. None of an
+    /// array with checksums: those of equal blocks may differ.
+    async fn copies_at(&self, stripe: StripeIndex, positions: Positions) -> Copies {
+        let rows = 0..self.layout().chunk_bytes;
+        let mut started: SmallVec<[_; 4]> = SmallVec::new();
+        for position in each(positions).filter(|_| self.integrity.is_none()) {
+            // It may stand in caches only, of drives that a daemon wrote to that was killed.
+            let drive = self.members.at(stripe, position).map(|(drive, _)| drive);
+            drive.iter().for_each(|drive| drive.may_be_unflushed());
+            started.push((position, self.start_position(stripe, position, &rows)));
+        }
+        let mut copies = Copies::new();
+        for (position, started) in started {
+            let Some((buffer, io)) = started else { continue };
+            if io.await.is_ok() {
+                copies.push((position, buffer));
+            }
+        }
+        copies
     }
 
     /// Writes slices; members that miss them are fenced.
@@ -312,7 +347,6 @@ mod tests {
 
     use ashlar_drive::drive::{Drive, Limits};
     use ashlar_format::array_superblock::Level;
-    use ashlar_reactor::buffer::Buffer;
     use ashlar_reactor::executor::{Order, Reactor};
     use ashlar_reactor::op::Device;
     use ashlar_reactor::uring::UringBackend;

@@ -357,7 +357,7 @@ impl Array {
                     started.push(self.start_store(stripe, store));
                 } else {
                     missed |= 1 << store.position;
-                    done.no_space |= !is_other && error == DriveError::NoSpace;
+                    done.no_space |= !is_other && self.members.lacks_space([member], &[Err(error)]);
                 }
             }
         }

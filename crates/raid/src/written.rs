@@ -29,7 +29,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use ashlar_drive::error::DriveError;
-use ashlar_format::units::{RegionIndex, StripeIndex};
+use ashlar_format::units::{MemberIndex, RegionIndex, StripeIndex};
 use ashlar_reactor::join::join_all;
 use ashlar_reactor::range_lock::Mode as Lock;
 
@@ -94,7 +94,7 @@ impl Array {
     /// miss it are fenced.
     pub(crate) async fn zero_everywhere(&self, stripes: Range<u64>) -> Result<(), ArrayError> {
         let zeroed = self.members.ask_all(|index| self.zero_durably(index, &stripes)).await;
-        if zeroed.contains(&Err(DriveError::NoSpace)) {
+        if self.members.lacks_space((0..zeroed.len()).map(MemberIndex::new), &zeroed) {
             return Err(ArrayError::NoSpace);
         }
         for stripe in stripes.map(StripeIndex) {

@@ -342,7 +342,7 @@ impl Array {
     /// Zeroes stripes on all members that hold them; those that miss it are fenced.
     pub(crate) async fn zero_in_place(&self, stripes: Range<u64>) -> Result<(), ArrayError> {
         let results = self.members.ask_all(|index| self.zero_or_write(index, &stripes)).await;
-        if results.contains(&Err(DriveError::NoSpace)) {
+        if self.members.lacks_space((0..results.len()).map(MemberIndex::new), &results) {
             return Err(ArrayError::NoSpace);
         }
         for stripe in stripes.map(StripeIndex) {
@@ -468,7 +468,8 @@ impl Array {
         stripes: Range<u64>,
         results: &[Result<(), DriveError>],
     ) -> Result<Zeroed, ArrayError> {
-        let unable = results.contains(&Err(DriveError::NoSpace));
+        let all = (0..results.len()).map(MemberIndex::new);
+        let unable = self.members.lacks_space(all, results);
         for stripe in stripes.clone().map(StripeIndex) {
             let done = self.held_and_done(stripe, results);
             let missed = done != self.members.held(stripe);

@@ -10,6 +10,7 @@ mod array;
 mod bad_blocks;
 mod believed;
 mod beside;
+mod copies;
 mod crafted;
 mod damaged;
 mod died;

@@ -273,3 +273,46 @@ fn what_was_refused_is_void_soon_beside_what_waits() {
         is_whole(&mut pair).await;
     });
 }
+
+/// Guests do not wait for a drive that is being rebuilt: it is stale for them, and the rebuild goes
+/// on from there once there is space.
+#[test]
+fn who_is_rebuilt_and_has_no_space_keeps_nobody_waiting() {
+    for policy in [Policy::Bitmap, Policy::Journal] {
+        let steer = Steer::new();
+        run_on(steer.backend(), |reactor| async move {
+            let mut pair = array(&reactor, policy).await;
+            pair.array.pull_member(MemberIndex(1)).unwrap();
+            pair.put(0, &[50; LEN]).await;
+            // It is given the first stripes, and then not even these have space.
+            let new = pair.new_drive().await;
+            let full = address(pair.file(&new));
+            let data = label::plan(DRIVE_BYTES, 1).unwrap().data.range();
+            let fill_from = move |first: u64| {
+                let full_at = first..data.end;
+                let is_full = move |op: &Op| {
+                    is_write(op) && offset(op).is_some_and(|at| full_at.contains(&at))
+                };
+                let fate = move |its, op: &Op| its == full && is_full(op);
+                steer.set(move |its, op| if fate(its, op) { Fate::Full } else { Fate::Passes });
+            };
+            fill_from(data.start + (1 << 20));
+            pair.array.replace_member(MemberIndex(1), new, [201; 16]).await.unwrap();
+            pair.rebuild_ends().await;
+            assert!(pair.array.status().members[1].rebuilt_stripes > 0);
+            fill_from(data.start);
+            for at in (0..24 * LEN).step_by(LEN) {
+                pair.put(at, &[51; LEN]).await;
+            }
+            pair.in_place().await;
+            pair.array.write_zeroes(0, 8 * LEN as u64).await.unwrap();
+            pair.bytes[..8 * LEN].fill(0);
+            pair.check().await;
+            assert_eq!(pair.array.state(), ArrayState::Degraded);
+            fill_from(data.end);
+            pair.array.rebuild(|| [77; 16]).await.unwrap();
+            pair.rebuilt().await;
+            is_whole(&mut pair).await;
+        });
+    }
+}

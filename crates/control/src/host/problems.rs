@@ -62,9 +62,13 @@ fn bears_replacement(array: &Array) -> bool {
 
 /// Whether all data of an array is there without a drive.
 fn can_do_without(array: &Array, drive: &str) -> bool {
+    !is_trusted(array, drive) || array.may_lose > Some(0)
+}
+
+/// Whether a drive is a member that holds everything.
+fn is_trusted(array: &Array, drive: &str) -> bool {
     let its = array.members.iter().find(|member| member.drive.as_deref() == Some(drive));
-    let is_needed = its.is_some_and(|member| member.state == MemberState::Trusted);
-    !is_needed || array.may_lose > Some(0)
+    its.is_some_and(|member| member.state == MemberState::Trusted)
 }
 
 fn note_problems_of_drive(drive: &Drive, array: Option<&Array>, problems: &mut Vec<String>) {
@@ -111,23 +115,32 @@ fn note_problems_of_drive(drive: &Drive, array: Option<&Array>, problems: &mut V
         problems.push(is_deleted(drive, kept));
     }
     if let Some(its) = drive.counters.filter(|_| drive.full == Some(true)) {
-        let spared = array.filter(|array| can_do_without(array, name));
-        let or = spared.map_or(String::new(), |array| {
-            format!(
-                "; until then guests may get errors: `ashlar drive detach {name} --force` lets \
-                 array {} go on without it",
-                array.name
-            )
-        });
         problems.push(format!(
             "drive {name} had no room lately, {} writes failed for that so far; make room for its \
-             file (`df`), or in the pool of its thin device, and it goes on{or}",
-            its.no_space
+             file (`df`), or in the pool of its thin device, {}",
+            its.no_space,
+            once_there_is_room(name, array)
         ));
     }
     problems.extend(failed_before(drive, kept));
     if let Some(its) = drive.slowness.filter(|_| drive.health != Some(DriveHealth::Failed)) {
         problems.push(format!("drive {name} is slow: {its}"));
+    }
+}
+
+/// What becomes of a drive that had none.
+fn once_there_is_room(drive: &str, array: Option<&Array>) -> String {
+    match array {
+        Some(array) if !is_trusted(array, drive) => format!(
+            "then `ashlar array rebuild {}` fills it; guests do not wait for that",
+            array.name
+        ),
+        Some(array) if can_do_without(array, drive) => format!(
+            "and it goes on; until then guests may get errors: `ashlar drive detach {drive} \
+             --force` lets array {} go on without it",
+            array.name
+        ),
+        Some(_) | None => "and it goes on".to_owned(),
     }
 }
 
