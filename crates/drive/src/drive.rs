@@ -399,12 +399,6 @@ impl Drive {
         !flushed || self.has_failed_flush()
     }
 
-    /// What it shows may be in its cache only, since before there was this handle: a flush makes it
-    /// durable.
-    pub fn may_be_unflushed(&self) {
-        self.note_unflushed();
-    }
-
     /// What was in its cache may be lost: what it shows may be old.
     pub fn has_failed_flush(&self) -> bool {
         self.flush.error.borrow().is_some()
@@ -590,8 +584,8 @@ impl Drive {
         }
     }
 
-    /// There may be more in the drive's cache.
-    fn note_unflushed(&self) {
+    /// There may be more in the drive's cache: also what was written before there was this handle.
+    pub fn note_unflushed(&self) {
         self.flush.writes_completed.set(self.flush.writes_completed.get() + 1);
     }
 

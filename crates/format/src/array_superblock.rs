@@ -297,8 +297,9 @@ pub struct ArraySuperblock {
     /// Stripes beyond its `rebuilt_stripes` that a rebuilding member holds, too: those that it and
     /// others lacked were filled first.
     pub rebuilt_ahead: [StoredRange; MEMBERS_MAX],
-    /// A batch of this sequence was made durable in the stripe journal, and its place was given to
-    /// later ones at most. Zero: no batch is known to be there.
+    /// A batch of this sequence is durable in the stripe journal. Its place is given to no other
+    /// before a superblock is durable that names a later one, or none (zero). So after a crash it
+    /// is found, or a later one.
     pub journal_newest: U64,
     reserved: [u8; 512],
 }

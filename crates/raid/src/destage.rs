@@ -163,7 +163,8 @@ impl Array {
                 return Ok(());
             }
             let left = || (journal.pending.borrow().size(), self.kept.borrow().len());
-            let state = || (journal.next_sequence(), left());
+            let named = || journal.members.journal_newest();
+            let state = || (journal.next_sequence(), named(), left());
             let before = state();
             let round = self.destage_round(u64::MAX).await;
             journal.release().await?;

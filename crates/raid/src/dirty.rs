@@ -104,6 +104,14 @@ impl Dirty {
         Ok(guard)
     }
 
+    /// As after writes to all of these; returns once their bits are durable.
+    pub(crate) async fn mark_all(&self, regions: &[RegionIndex]) -> Result<(), ArrayError> {
+        for region in regions {
+            self.regions.borrow_mut()[to_usize(region.0)].touched = true;
+        }
+        self.map.insert(regions).await
+    }
+
     /// Regions that nobody wrote to for `quiet_for`: they could be cleaned, were all their writes
     /// durable.
     pub fn quiet(&self, quiet_for: Duration) -> Vec<RegionIndex> {

@@ -115,11 +115,12 @@ pub enum AssembleError {
     Journal { stripe: u64 },
     #[error("member {member} cannot be read where its journal may hold what was written last")]
     JournalUnreadable { member: MemberIndex },
+    /// `degraded`: members are missing, or do not hold everything, of an array with parity.
     #[error(
         "its journals lack what was made durable there last: somebody has written over them on all \
          members that are here"
     )]
-    JournalGone,
+    JournalGone { degraded: bool },
     #[error("no member can be written: {0}")]
     Array(#[from] ArrayError),
 }

@@ -14,6 +14,8 @@
 //!   they are void: see `void.rs`); so what is found in the
 //!   ring from `journal_from` on are always the newest batches, and of two that name the same rows
 //!   the older is never found without the newer if the newer was ever stored in place;
+//! - a batch that a superblock names keeps its place until another superblock is durable, also once
+//!   it has left the ring, so that a start misses it if somebody writes over it (`named.rs`);
 //! - batches are completed in the order of sequence, so that `completed` says what `pending` holds;
 //! - sequences grow over all starts of the array, so no old batch looks like a new one: a start
 //!   begins a new era, and a later one is durably named before the ring is used again;
@@ -167,7 +169,7 @@ pub(crate) struct Journal {
     /// Oldest first: the last one is the newest to be named.
     named: RefCell<VecDeque<Named>>,
     /// There would be room, were it not for those.
-    named_in_the_way: Cell<bool>,
+    named_takes_room: Cell<bool>,
 }
 
 impl Journal {
@@ -215,7 +217,7 @@ impl Journal {
             newest: Cell::default(),
             newest_durable: Cell::default(),
             named: RefCell::default(),
-            named_in_the_way: Cell::default(),
+            named_takes_room: Cell::default(),
         })
     }
 
@@ -347,13 +349,7 @@ impl Journal {
         }
         let mut parity_of: Vec<_> = entries.iter().filter_map(Entry::parity_of).collect();
         parity_of.dedup();
-        let was_in_the_way = self.named_in_the_way.get();
-        let Some((sequence, hold)) = self.enter(payload_bytes(entries), class, parity_of) else {
-            if self.named_in_the_way.get() && !was_in_the_way {
-                self.note_change();
-            }
-            return None;
-        };
+        let (sequence, hold) = self.enter(payload_bytes(entries), class, parity_of)?;
         if class == Class::Oldest {
             self.last_alone.set(Some(sequence));
         }
@@ -690,7 +686,7 @@ impl Journal {
         let left = ring.iter().take_while(|batch| batch.sequence <= stored).count();
         let was_cramped = ring.drain(..left).any(|batch| batch.void == Void::Cramped);
         drop(ring);
-        self.named_in_the_way.set(false);
+        self.named_takes_room.set(false);
         self.forget_half_void();
         if was_cramped {
             self.has_hope();
@@ -724,7 +720,7 @@ impl Journal {
     /// there is nothing else to do.
     pub(crate) fn wants_release(&self) -> bool {
         let is_due = self.is_short() || self.pending.borrow().is_empty();
-        self.named_in_the_way.get() || is_due && self.last_in_place().is_some()
+        self.named_takes_room.get() || is_due && self.last_in_place().is_some()
     }
 
     /// Somebody waits for room, or would be told that there is none.

@@ -22,7 +22,6 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::rc::Rc;
 
-use ashlar_drive::error::DriveError;
 use ashlar_format::journal_batch::{EntryKind, zeroed_stripes_max};
 use ashlar_format::units::{MemberIndex, StripeIndex};
 use ashlar_reactor::buffer::{Buffer, Buffers};
@@ -447,7 +446,7 @@ impl Array {
         let parts = Parts::new(&self.reactor, self.kernels, Box::new(one.batch.clone()), &payload);
         let writes = targets.iter().map(|target| parts.write(target, one.at, one.sequence()));
         let results = join_all(writes).await;
-        if results.contains(&Err(DriveError::NoSpace)) {
+        if self.members.lacks_space(targets.iter().map(|target| target.member), &results) {
             return Err(ArrayError::NoSpace);
         }
         let failed = targets.iter().zip(results).filter(|(_, result)| result.is_err());

@@ -214,6 +214,17 @@ impl Array {
         }
     }
 
+    /// That are moved at once, at most.
+    fn window_stripes(&self) -> u64 {
+        (WINDOW_BYTES / self.stripe_bytes()).max(1)
+    }
+
+    /// Stripes that were moved last, as far as they may be in the journal only.
+    pub(crate) fn last_window(&self) -> Range<u64> {
+        let cursor = self.identity.restripe().map_or(0, |restripe| restripe.cursor);
+        cursor.saturating_sub(self.window_stripes())..cursor
+    }
+
     /// False: it cannot be done now.
     async fn move_window(
         self: &Rc<Self>,
@@ -221,7 +232,7 @@ impl Array {
         end: u64,
     ) -> Result<bool, ArrayError> {
         let stripe_bytes = self.stripe_bytes();
-        let most = (WINDOW_BYTES / stripe_bytes).max(1);
+        let most = self.window_stripes();
         let fits = (1..=most).rev().find(|count| self.journal.has_room_for(count * stripe_bytes));
         let window = restripe.cursor..end.min(restripe.cursor + fits.unwrap_or(1));
         for stripe in window.clone() {

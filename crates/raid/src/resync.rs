@@ -2,6 +2,7 @@
 //!
 //! A stripe that must be used before its turn is made to agree first (`sync_now`).
 
+use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -129,16 +130,20 @@ impl Array {
                 left |= 1 << chunk;
                 continue;
             }
-            let copies = self.copies_at(stripe, positions).await;
+            let held = self.members.held(stripe) & positions;
+            let copies = self.copies_at(stripe, held, &rows).await;
             if copies.len() == positions.count_ones() as usize && all_agree(&copies) {
                 continue;
             }
-            let bytes = match self.read_anyhow(stripe, chunk, &rows).await {
-                Err(ArrayError::Lost) => {
-                    left |= 1 << chunk;
-                    continue;
-                }
-                read => read?,
+            let bytes = match copies.first() {
+                Some((_, copy)) => copy.clone(),
+                None => match self.read_anyhow(stripe, chunk, &rows).await {
+                    Err(ArrayError::Lost) => {
+                        left |= 1 << chunk;
+                        continue;
+                    }
+                    read => read?,
+                },
             };
             let good = copies.iter().filter(|(_, copy)| copy.bytes() == bytes.bytes());
             let other = positions & !good.fold(0, |bits, (position, _)| bits | 1 << position);
@@ -150,18 +155,20 @@ impl Array {
         Ok(left)
     }
 
-    /// What these positions hold, of members that are here, and where it can be read. None of an
-    /// array with checksums: those of equal blocks may differ.
-    async fn copies_at(&self, stripe: StripeIndex, positions: Positions) -> Copies {
-        let rows = 0..self.layout().chunk_bytes;
+    /// What members hold at these positions, where it can be read. Nothing of an array with
+    /// checksums: those of equal blocks may differ.
+    async fn copies_at(&self, stripe: StripeIndex, held: Positions, rows: &Range<u32>) -> Copies {
+        let mut copies = Copies::new();
+        if self.integrity.is_some() {
+            return copies;
+        }
         let mut started: SmallVec<[_; 4]> = SmallVec::new();
-        for position in each(positions).filter(|_| self.integrity.is_none()) {
+        for position in each(held) {
             // It may stand in caches only, of drives that a daemon wrote to that was killed.
             let drive = self.members.at(stripe, position).map(|(drive, _)| drive);
-            drive.iter().for_each(|drive| drive.may_be_unflushed());
-            started.push((position, self.start_position(stripe, position, &rows)));
+            drive.iter().for_each(|drive| drive.note_unflushed());
+            started.push((position, self.start_position(stripe, position, rows)));
         }
-        let mut copies = Copies::new();
         for (position, started) in started {
             let Some((buffer, io)) = started else { continue };
             if io.await.is_ok() {

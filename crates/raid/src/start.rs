@@ -10,6 +10,7 @@ use ashlar_format::array_superblock::{
     STRIPES_MAX,
 };
 use ashlar_format::drive_label::DriveLabel;
+use ashlar_format::record::SEQUENCE_MAX;
 use ashlar_format::region_map::MapKind;
 use ashlar_format::units::{MemberIndex, StripeIndex, to_usize};
 use ashlar_format::volume_table::VolumeTable;
@@ -20,6 +21,7 @@ use crate::array::{Array, StoredMaps};
 pub use crate::assemble::{AssembleOptions, Known};
 use crate::assemble::{Found, JournalMark, Newest, find, read_map};
 use crate::bad_blocks::{self, StoredList};
+use crate::bad_set::BadRange;
 use crate::destage::DESTAGERS;
 use crate::error::{ArrayError, AssembleError, ChangeError};
 use crate::label::{self, Label};
@@ -225,8 +227,9 @@ impl Array {
         };
         let is_gone = left.as_ref().is_some_and(|left| left.is_gone);
         if is_gone {
-            // The next start shall find that, too, if this one does not come to its end.
-            self.members.set_journal_newest(journal.newest);
+            // No batch is that new: the next start asks again, if this one does not say before what
+            // that means.
+            self.members.set_journal_newest(SEQUENCE_MAX);
         }
         // A crash may have left the newest on some members only: nothing may rest on it before it
         // is on all.
@@ -265,13 +268,21 @@ impl Array {
         Ok(())
     }
 
-    /// Nobody knows which stripes were being stored: as after a crash without a journal, whose
-    /// batches are all in place. (Those of which some wait for absent members stay.)
-    async fn doubt_all(&self) -> Result<(), ArrayError> {
+    /// Nobody knows which stripes were being stored: as after a crash without a journal. While
+    /// batches that were found wait for absent members it is left to a later start.
+    async fn doubt_all(self: &Rc<Self>) -> Result<(), ArrayError> {
         if self.journal.oldest().is_some() {
             return Ok(());
         }
-        self.dirty.map.insert(&self.written.inside()).await?;
+        // What was moved last was in the journal only, perhaps: what stands there is of other
+        // addresses.
+        let layout = self.layout();
+        let rows = 0..layout.chunk_bytes;
+        for stripe in self.last_window().map(StripeIndex) {
+            let bad = |chunk| BadRange { stripe, chunk, rows: rows.clone() };
+            self.bad.insert(stripe, (0..layout.data).map(bad).collect()).await?;
+        }
+        self.dirty.mark_all(&self.written.inside()).await?;
         self.doubt_dirty();
         self.members.set_journal_from(0);
         self.members.settled().await?;
@@ -461,6 +472,7 @@ impl Array {
             // Of the next start: it finds that nothing is in the ring without looking there.
             let era = self.members.era() + ERAS_PER_START;
             self.members.set_journal_from(era << ERA_SEQUENCES_LOG2);
+            self.members.set_journal_newest(0);
             self.members.settled().await?;
         }
         self.clean_dirty_map(Duration::ZERO).await?;

@@ -3,6 +3,7 @@
 //! Method: what stands in the rings is changed between a crash and a start.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
 
+use std::cell::Cell;
 use std::os::unix::fs::FileExt;
 use std::rc::Rc;
 use std::time::Duration;
@@ -17,7 +18,8 @@ use ashlar_raid::status::ArrayState;
 use ashlar_reactor::executor::Reactor;
 
 use crate::journal_gaps::{areas, changes, rings};
-use crate::pair::{DRIVE_BYTES, Pair, run};
+use crate::pair::{DRIVE_BYTES, Pair, run, run_on};
+use crate::steered::{Fate, Steer, is_write};
 
 const CASES: [(Level, usize); 4] =
     [(Level::Raid1, 2), (Level::Raid5, 3), (Level::Raid6, 4), (Level::Raid10, 4)];
@@ -56,9 +58,13 @@ async fn assembled(
     drives: &[Rc<Drive>],
     force: bool,
 ) -> Result<(), AssembleError> {
-    let here = drives.iter().map(|drive| pair.plug_in(drive)).collect();
+    let here: Vec<_> = drives.iter().map(|drive| pair.plug_in(drive)).collect();
     let options = AssembleOptions { force, ..AssembleOptions::default() };
-    pair.array = Array::assemble(&pair.reactor, here, options).await?;
+    let assembled = Array::assemble(&pair.reactor, here.clone(), options).await;
+    if assembled.is_err() {
+        here.iter().for_each(|drive| drive.pull());
+    }
+    pair.array = assembled?;
     Ok(())
 }
 
@@ -78,7 +84,8 @@ fn nothing_is_served_from_an_array_whose_journals_were_written_over() {
             blank_rings(&pair, &drives);
             let before = images(&pair, &drives);
             let refused = assembled(&mut pair, &drives, false).await;
-            assert_eq!(refused, Err(AssembleError::JournalGone), "{level:?}, idle: {idle}");
+            let gone = Err(AssembleError::JournalGone { degraded: false });
+            assert_eq!(refused, gone, "{level:?}, idle: {idle}");
             assert!(images(&pair, &drives) == before, "a start that is refused writes nothing");
             // One that has it is enough.
             set_rings(&pair, &drives, &whole);
@@ -120,39 +127,131 @@ fn by_force_all_that_is_left_agrees() {
     }
 }
 
+/// It dies after each number of writes: whoever starts the array next is asked, too, or resyncs.
 #[test]
-fn an_array_that_was_stopped_has_nothing_in_its_journals() {
+fn a_start_by_force_that_dies_leaves_nothing_believed() {
+    let steer = Steer::new();
+    run_on(steer.backend(), |reactor| async move {
+        let mut pair = written(&reactor, Level::Raid5, 3).await;
+        pair.put(4096, &[2; 8192]).await;
+        pair.array.flush().await.unwrap();
+        let drives = pair.dies();
+        blank_rings(&pair, &drives);
+        let crashed = images(&pair, &drives);
+        let (mut asked, mut doubted) = (0, 0);
+        for writes in 0.. {
+            for (drive, image) in drives.iter().zip(&crashed) {
+                pair.file(drive).write_all_at(image, 0).unwrap();
+            }
+            let left = Rc::new(Cell::new(writes));
+            let its = left.clone();
+            steer.set(move |_, op| match (is_write(op), its.get()) {
+                (true, 0) => Fate::Fails,
+                (true, more) => {
+                    its.set(more - 1);
+                    Fate::Passes
+                }
+                (false, _) => Fate::Passes,
+            });
+            let _ = assembled(&mut pair, &drives, true).await;
+            pair.dies();
+            let is_over = left.get() > 0;
+            steer.set(|_, _| Fate::Passes);
+            match assembled(&mut pair, &drives, false).await {
+                Err(AssembleError::JournalGone { .. }) => asked += 1,
+                started => {
+                    started.unwrap();
+                    let status = pair.array.status();
+                    assert!(status.unsynced_stripes > 0, "after {writes} writes");
+                    doubted += 1;
+                    pair.dies();
+                }
+            }
+            if is_over {
+                break;
+            }
+        }
+        assert!(asked > 10 && doubted > 1, "{asked}, {doubted}");
+    });
+}
+
+/// Without a member, parity that may not fit the data tells nothing of what it had.
+#[test]
+fn by_force_a_degraded_array_shows_no_block_that_is_made_of_others() {
     run(|reactor| async move {
         let mut pair = written(&reactor, Level::Raid5, 3).await;
-        let drives = pair.drives();
-        pair.array.stop().await.unwrap();
+        pair.array.flush().await.unwrap();
+        let drives = pair.dies();
         blank_rings(&pair, &drives);
-        assembled(&mut pair, &drives, false).await.unwrap();
-        pair.is_whole().await;
+        let left = &drives[1..];
+        let refused = assembled(&mut pair, left, false).await;
+        assert_eq!(refused, Err(AssembleError::JournalGone { degraded: true }));
+        // It asks as long as nobody has said what that means.
+        assembled(&mut pair, left, true).await.unwrap();
+        let chunk = 16 << 10;
+        let (mut lost, mut there) = (0, 0);
+        for at in (0..1 << 20).step_by(chunk) {
+            match pair.read(at, chunk).await {
+                Ok(bytes) => there += usize::from(bytes == pair.bytes[at..at + chunk]),
+                Err(_) => lost += 1,
+            }
+        }
+        assert_eq!(lost + there, (1 << 20) / chunk, "wrong data");
+        assert!(lost > 0 && there > lost, "{lost} are lost, {there} are not");
     });
+}
+
+#[test]
+fn an_array_that_was_stopped_has_nothing_in_its_journals() {
+    for force in [false, true] {
+        run(move |reactor| async move {
+            let mut pair = written(&reactor, Level::Raid5, 3).await;
+            pair.array.flush().await.unwrap();
+            let drives = pair.drives();
+            pair.array.stop().await.unwrap();
+            blank_rings(&pair, &drives);
+            assembled(&mut pair, &drives, force).await.unwrap();
+            assert_eq!(pair.array.status().unsynced_stripes, 0, "by force: {force}");
+            pair.is_whole().await;
+        });
+    }
+}
+
+/// Without its journal, what was written is not in there any more.
+#[test]
+fn a_journal_that_has_ended_is_not_missed() {
+    for again in [false, true] {
+        run(move |reactor| async move {
+            let mut pair = written(&reactor, Level::Raid5, 3).await;
+            pair.array.flush().await.unwrap();
+            pair.array.set_policy(Policy::Bitmap).await.unwrap();
+            pair.put(0, &[3; 8192]).await;
+            if again {
+                pair.array.set_policy(Policy::Journal).await.unwrap();
+            }
+            let drives = pair.dies();
+            blank_rings(&pair, &drives);
+            assembled(&mut pair, &drives, false).await.unwrap();
+            pair.is_whole().await;
+        });
+    }
 }
 
 /// Those who had the newest batch are away one after the other, and others have their places.
 #[test]
 fn who_takes_a_members_place_need_not_have_its_batches() {
-    for fenced in [false, true] {
-        run(move |reactor| async move {
-            let mut pair = written(&reactor, Level::Raid5, 3).await;
-            pair.array.flush().await.unwrap();
-            for member in 0..3 {
-                pair.array.pull_member(MemberIndex(member)).unwrap();
-                if fenced {
-                    pair.put(0, &[member; 4096]).await;
-                    pair.in_place().await;
-                }
-                pair.replace(member).await;
-                pair.rebuilt().await;
-            }
-            let drives = pair.dies();
-            assembled(&mut pair, &drives, false).await.unwrap();
-            pair.is_whole().await;
-        });
-    }
+    run(move |reactor| async move {
+        let mut pair = written(&reactor, Level::Raid5, 3).await;
+        pair.array.flush().await.unwrap();
+        for member in 0..3 {
+            pair.array.pull_member(MemberIndex(member)).unwrap();
+            pair.replace(member).await;
+            pair.rebuilt().await;
+        }
+        let drives = pair.dies();
+        assembled(&mut pair, &drives, false).await.unwrap();
+        pair.is_whole().await;
+    });
 }
 
 /// A power cut tears what is written next, on all members: the batch before it has its place still.

@@ -62,13 +62,13 @@ fn bears_replacement(array: &Array) -> bool {
 
 /// Whether all data of an array is there without a drive.
 fn can_do_without(array: &Array, drive: &str) -> bool {
-    !is_trusted(array, drive) || array.may_lose > Some(0)
+    state_in(array, drive) != Some(MemberState::Trusted) || array.may_lose > Some(0)
 }
 
-/// Whether a drive is a member that holds everything.
-fn is_trusted(array: &Array, drive: &str) -> bool {
+/// `None`: it is no member.
+fn state_in(array: &Array, drive: &str) -> Option<MemberState> {
     let its = array.members.iter().find(|member| member.drive.as_deref() == Some(drive));
-    its.is_some_and(|member| member.state == MemberState::Trusted)
+    its.map(|member| member.state)
 }
 
 fn note_problems_of_drive(drive: &Drive, array: Option<&Array>, problems: &mut Vec<String>) {
@@ -131,10 +131,12 @@ fn note_problems_of_drive(drive: &Drive, array: Option<&Array>, problems: &mut V
 /// What becomes of a drive that had none.
 fn once_there_is_room(drive: &str, array: Option<&Array>) -> String {
     match array {
-        Some(array) if !is_trusted(array, drive) => format!(
-            "then `ashlar array rebuild {}` fills it; guests do not wait for that",
-            array.name
-        ),
+        Some(array) if state_in(array, drive).is_some_and(|its| its != MemberState::Trusted) => {
+            format!(
+                "then `ashlar array rebuild {}` fills it; guests do not wait for that",
+                array.name
+            )
+        }
         Some(array) if can_do_without(array, drive) => format!(
             "and it goes on; until then guests may get errors: `ashlar drive detach {drive} \
              --force` lets array {} go on without it",

@@ -7,16 +7,6 @@ use ashlar_raid::error::{ArrayError, AssembleError, ChangeError};
 use crate::refusal::Refusal;
 use crate::size::Size;
 
-/// What force costs where what all of the array stands in cannot be read.
-const UNREADABLE_COST: &str =
-    "the one before it is taken, and what was written first since is lost";
-/// What force costs where journals cannot be read.
-const JOURNAL_COST: &str = "what cannot be read of the last writes is lost: an error where it is \
-                            known what they were, and what stood there before where it is not";
-/// What it costs where they are gone.
-const JOURNAL_GONE_COST: &str = "the last writes are lost: what stood there before them is read, \
-                                 or parts of both; and all stripes are resynced";
-
 /// What to call the drives of members that are not here.
 #[derive(Default)]
 pub struct Absent {
@@ -70,9 +60,6 @@ pub fn assemble(name: &str, drives: &Absent, full: &[String], error: &AssembleEr
             "attach the drives that it had then; or accept the loss: `ashlar array start {name} \
              --force`"
         )),
-        AssembleError::MaybeOld => {
-            Refusal::conflict(text).fix(or_force(name, absent, "what only they hold is lost"))
-        }
         AssembleError::CopyOfBefore { drive, .. } => Refusal::conflict(format!(
             "array {name} cannot start: drive {drive} holds a copy of before, and the others \
              cannot do without it"
@@ -96,14 +83,40 @@ pub fn assemble(name: &str, drives: &Absent, full: &[String], error: &AssembleEr
             Refusal::conflict(format!("array {name} is in use by {host} (its lease is alive)"))
                 .fix("stop it there first, or use --force, which risks that both hosts write")
         }
+        AssembleError::JournalGone { .. } if absent.is_empty() => Refusal::conflict(text)
+            .fix(format!("`ashlar array start {name} --force`: {}", cost_of_force(error))),
+        AssembleError::MaybeOld
+        | AssembleError::Unreadable(_)
+        | AssembleError::Journal { .. }
+        | AssembleError::JournalUnreadable { .. }
+        | AssembleError::JournalGone { .. } => {
+            Refusal::conflict(text).fix(or_force(name, absent, cost_of_force(error)))
+        }
+        AssembleError::Array(error) => not_written(name, full, *error),
+    }
+}
+
+/// What is lost by a start by force.
+#[expect(clippy::wildcard_enum_match_arm, reason = "the others have no word for it")]
+fn cost_of_force(refused: &AssembleError) -> &'static str {
+    match refused {
         AssembleError::Unreadable(_) => {
-            Refusal::conflict(text).fix(or_force(name, absent, UNREADABLE_COST))
+            "the one before it is taken, and what was written first since is lost"
         }
         AssembleError::Journal { .. } | AssembleError::JournalUnreadable { .. } => {
-            Refusal::conflict(text).fix(or_force(name, absent, JOURNAL_COST))
+            "what cannot be read of the last writes is lost: an error where it is known what they \
+             were, and what stood there before where it is not"
         }
-        AssembleError::JournalGone => Refusal::conflict(text).fix(journal_gone(name, absent)),
-        AssembleError::Array(error) => not_written(name, full, *error),
+        AssembleError::JournalGone { degraded: false } => {
+            "the last writes are lost: what stood there before them is read, or parts of both; and \
+             all stripes are resynced"
+        }
+        // Parity that may not fit tells nothing of them.
+        AssembleError::JournalGone { degraded: true } => {
+            "the last writes are lost, and so are the blocks of members that are absent, or not \
+             rebuilt: an error until they are written again"
+        }
+        _ => "what only they hold is lost",
     }
 }
 
@@ -159,14 +172,6 @@ fn or_force(name: &str, absent: &[String], cost: &str) -> String {
         absent => format!("attach {}, then {start}", absent.join(", ")),
     };
     format!("{better}; or `ashlar array start {name} --force`: {cost}")
-}
-
-/// The same where what is lost does not come back by itself.
-fn journal_gone(name: &str, absent: &[String]) -> String {
-    match absent {
-        [] => format!("`ashlar array start {name} --force`: {JOURNAL_GONE_COST}"),
-        absent => or_force(name, absent, JOURNAL_GONE_COST),
-    }
 }
 
 /// A refused change, by `ashlar array COMMAND`, of the array called `name`.

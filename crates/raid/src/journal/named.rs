@@ -36,7 +36,7 @@ impl Journal {
         }
         let ring = self.ring.borrow();
         let batch = ring.iter().rfind(|batch| batch.sequence == sequence);
-        // A void one may stand on no member.
+        // One whose caller's flush failed is void, though it was written, and another's did not.
         let Some(batch) = batch.filter(|batch| batch.void == Void::No) else { return };
         self.drop_unnamed();
         let place = batch.at..batch.at + batch.len;
@@ -56,7 +56,7 @@ impl Journal {
 
     /// Gives the place of a named batch back that others would have room without.
     pub(super) async fn make_way(&self) -> Result<(), ArrayError> {
-        if self.named_in_the_way.replace(false) {
+        if self.named_takes_room.replace(false) {
             self.members.set_journal_newest(0);
             self.members.settled().await?;
             self.note_change();
@@ -64,7 +64,7 @@ impl Journal {
         Ok(())
     }
 
-    /// The oldest and the newest that superblocks may name.
+    /// The oldest and the newest that superblocks may name. Forgets others.
     pub(super) fn named_places(&self) -> Option<(Named, Named)> {
         self.drop_unnamed();
         let named = self.named.borrow();

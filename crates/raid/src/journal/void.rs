@@ -11,6 +11,7 @@ use ashlar_drive::error::DriveError;
 use ashlar_format::array_superblock::{ERA_SEQUENCES_LOG2, MemberState};
 use ashlar_format::journal_batch::JournalBatch;
 use ashlar_format::record;
+use ashlar_format::units::MemberIndex;
 use ashlar_reactor::join::join_all;
 
 use super::{Batch, Class, Journal, Target};
@@ -40,9 +41,9 @@ pub(crate) enum Void {
 }
 
 impl Void {
-    fn after(told: &[Result<(), DriveError>]) -> Void {
+    fn after(told: &[Result<(), DriveError>], lacks_space: bool) -> Void {
         match told {
-            all if all.contains(&Err(DriveError::NoSpace)) => Void::Cramped,
+            _ if lacks_space => Void::Cramped,
             all if all.iter().all(Result::is_ok) => Void::Everywhere,
             _ => Void::Half,
         }
@@ -53,6 +54,12 @@ impl Journal {
     /// Empties a batch. Members that cannot be written do not keep the caller from hearing; those
     /// that come back are given it then (`void_on`).
     pub(crate) async fn void(&self, sequence: u64) {
+        if self.is_named(sequence) {
+            // It was durable by another flush than its caller's. What a power cut tears of it is
+            // missed by no start then.
+            self.members.set_journal_newest(0);
+            let _ = self.members.settled().await;
+        }
         // Nobody knows any more which members it went to.
         let list = self.members.list().clone();
         let told = (0..list.len()).map(|index| self.void_at(sequence, &list, index));
@@ -61,7 +68,16 @@ impl Journal {
             self.half_void.borrow_mut().push(sequence);
         }
         self.voids_under_way.borrow_mut().push(sequence);
-        let void = Void::after(&join_all(told).await);
+        let told = join_all(told).await;
+        let all = || (0..told.len()).map(MemberIndex::new);
+        // Nobody waits for room of one that is being rebuilt.
+        let is_full = |its: &MemberIndex| told[its.index()] == Err(DriveError::NoSpace);
+        let is_filled = |its: &MemberIndex| list[its.index()].state == MemberState::Rebuilding;
+        let mut full = all().filter(|its| is_full(its) && is_filled(its)).peekable();
+        if full.peek().is_some() {
+            let _ = self.members.fence(full).await;
+        }
+        let void = Void::after(&told, self.members.lacks_space(all(), &told));
         if void == Void::Everywhere {
             self.half_void.borrow_mut().retain(|half| *half != sequence);
         }
@@ -93,6 +109,7 @@ impl Journal {
         // Without a release, so many sequences are used as the superblock says.
         let is_in_era = self.next_sequence() >> ERA_SEQUENCES_LOG2 <= self.members.era();
         let is_free = |batch: &Batch| {
+            // Of one that is named still the superblock could not be written.
             let is_void = batch.void == Void::Everywhere && !self.is_named(batch.sequence);
             is_void && !under_way.contains(&batch.sequence) && is_in_era
         };

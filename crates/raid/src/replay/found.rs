@@ -220,11 +220,14 @@ impl Array {
         if let Some((member, _)) = doubtful.filter(|_| !force) {
             return Err(AssembleError::JournalUnreadable { member: *member });
         }
-        if named.is_gone && !force {
-            return Err(AssembleError::JournalGone);
+        // Where it cannot be read nobody has written over it.
+        let is_gone = named.is_gone && doubtful.is_none();
+        if is_gone && !force {
+            let degraded = self.layout().parity > 0 && !self.members.all_trusted();
+            return Err(AssembleError::JournalGone { degraded });
         }
         let (found, took) = (found.into_values().collect(), self.reactor.now().since(began));
-        Ok(LeftBatches { found, tail, took, read_bytes, gaps, is_gone: named.is_gone })
+        Ok(LeftBatches { found, tail, took, read_bytes, gaps, is_gone })
     }
 
     /// Adds what stale members have of batches whose payload is lost: by force the array may have
@@ -429,7 +432,9 @@ fn drop_replaced(found: &mut BTreeMap<u64, Found>) {
 
 /// Whether a batch of `tail` or later that is not found may begin at this block: batches stand one
 /// behind the other, but for the first after the end of the ring. In an empty one, behind the batch
-/// that is named (which ends at `named_end`), if that is, or at the beginning.
+/// that is named, which has left it, or at the beginning: with `named_end` at 8192 and a void batch
+/// of 4096 bytes found at 0 (it had no room behind the other), the next may begin at 0, at 8192 (it
+/// was shorter), or at 4096.
 fn may_begin(
     at: u64,
     found: &BTreeMap<u64, Found>,
