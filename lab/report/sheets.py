@@ -1,11 +1,13 @@
 """The figures as CSV files, for programs and for whoever wants to check them."""
 
 import csv
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
 from lab import stats
 from lab.report.source import Source
+from lab.results import Cell
 from lab.stats import Figures, Spread, Summary
 
 TELLING = (1, 5, 10, 25, 50, 75, 90, 95, 99, 99.5, 99.9, 99.95, 99.99, 100)
@@ -18,8 +20,8 @@ MEASURED = (
 
 def write(source: Source, directory: Path) -> list[Path]:
     return [
-        sheet(directory / "cells.csv", (of_cell(source, one) for one in source.figures)),
-        sheet(directory / "summary.csv", map(of_summary, source.summaries)),
+        sheet(directory / "cells.csv", cells(source)),
+        sheet(directory / "summary.csv", summaries(source)),
         sheet(directory / "latencies.csv", latencies(source)),
         sheet(directory / "over-time.csv", over_time(source)),
     ]
@@ -36,13 +38,25 @@ def sheet(path: Path, rows: Iterable[dict]) -> Path:
     return path
 
 
-def place(one: Figures | Summary) -> dict:
-    return {name: getattr(one.cell, name) for name in PLACE}
+def place(cell: Cell) -> dict:
+    return {name: getattr(cell, name) for name in PLACE}
+
+
+def cells(source: Source) -> Iterable[dict]:
+    for one in source.figures:
+        yield of_cell(source, one)
+    for one in source.failures:
+        cell = one["its"]
+        error = one["error"] if one["tried"] else f"not tried, after: {one['error']}"
+        yield (
+            {"number": cell.number, "repeat": cell.repeat, **place(cell)}
+            | {"directory": cell.directory, "error": error}
+        )
 
 
 def of_cell(source: Source, one: Figures) -> dict:
     return (
-        {"number": one.cell.number, "repeat": one.cell.repeat, **place(one)}
+        {"number": one.cell.number, "repeat": one.cell.repeat, **place(one.cell)}
         | {"per_second": one.per_second, "bytes_per_second": one.bytes_per_second}
         | {"operations": one.operations, "failed": max(one.failed, one.cell.failed)}
         | {"mean_ms": one.mean_ms}
@@ -55,9 +69,19 @@ def of_cell(source: Source, one: Figures) -> dict:
     )
 
 
-def of_summary(one: Summary) -> dict:
+def summaries(source: Source) -> Iterable[dict]:
+    """Also of what came to its end in no repeat."""
+    failures = Counter(tuple(place(one["its"]).values()) for one in source.failures)
+    for one in source.summaries:
+        failed = failures.pop(tuple(place(one.cell).values()), 0)
+        yield of_summary(source, one) | {"cells_without_figures": failed}
+    for its, failed in failures.items():
+        yield dict(zip(PLACE, its, strict=True)) | {"repeats": 0, "cells_without_figures": failed}
+
+
+def of_summary(source: Source, one: Summary) -> dict:
     return (
-        place(one)
+        place(one.cell)
         | {"repeats": len(one.figures), "failed": one.failed}
         | spread("per_second", one.per_second)
         | spread("bytes_per_second", one.spread(lambda each: each.bytes_per_second))
@@ -67,6 +91,7 @@ def of_summary(one: Summary) -> dict:
             for each in stats.PERCENTS
             for name, value in spread(f"p{each:g}_ms", one.percentile_ms(each)).items()
         }
+        | spread("rebuilt_percent_a_minute", one.spread(source.rebuilt))
     )
 
 
@@ -86,10 +111,10 @@ def latencies(source: Source) -> Iterable[dict]:
                 if percent < 100 and not stats.enough_beyond(merged.total, percent):
                     continue
                 value = merged.percentile_ms(percent)
-                yield place(one) | {"percent": percent, "latency_ms": value}
+                yield place(one.cell) | {"percent": percent, "latency_ms": value}
 
 
 def over_time(source: Source) -> Iterable[dict]:
     for one in source.figures:
         for row in source.results.seconds_of(one.cell):
-            yield {"number": one.cell.number, "repeat": one.cell.repeat, **place(one), **row}
+            yield {"number": one.cell.number, "repeat": one.cell.repeat, **place(one.cell), **row}

@@ -29,7 +29,7 @@ class Source:
     raw: dict[str, dict]
     results: Results
     figures: tuple[Figures, ...]
-    failures: tuple[dict, ...]  # of cells that are not done since: {cell, error, tried}
+    failures: tuple[dict, ...]  # of cells that are not done since: {cell, its, error, tried}
 
     @classmethod
     def read(cls, home: Path) -> "Source":
@@ -214,6 +214,7 @@ def read_failures(results: Results) -> Iterator[dict]:
             if not results.is_done(cell):
                 last[cell.key] = {
                     "cell": cell.directory,
+                    "its": cell,
                     "error": str(words["error"]),
                     "tried": words.get("tried", True),
                 }

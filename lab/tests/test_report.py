@@ -252,6 +252,26 @@ class Cautions(InADirectory):
         rows = dict(tables.notes(source).rows)
         self.assertIn("NOT TRIED, after: the guest did not come up", " ".join(rows.values()))
 
+    def test_sheets_have_what_failed(self):
+        self.known()
+        lines = (self.home / "cells.jsonl").read_text().splitlines(keepends=True)
+        gone = json.loads(lines[-1])
+        (self.home / "cells.jsonl").write_text("".join(lines[:-1]))
+        failure = {"cell": gone, "error": "the guest did not come up", "at": 0}
+        (self.home / "failures.jsonl").write_text(json.dumps(failure) + "\n")
+        sheets.write(Source.read(self.home), self.home)
+        place = {name: str(gone[name]) for name in sheets.PLACE}
+        for name, wanted in [
+            ("cells.csv", {"error": "the guest did not come up", "per_second": ""}),
+            ("summary.csv", {"repeats": "0", "cells_without_figures": "1"}),
+        ]:
+            with open(self.home / name, newline="") as file:
+                rows = list(csv.DictReader(file))
+            self.assertEqual(len(rows), 4, name)
+            for row in rows:
+                its = {column: row[column] for column in place | wanted}
+                self.assertEqual(its == place | wanted, row is rows[-1], (name, row))
+
     def test_faster_without_a_drive_is_chance(self):
         rates = RATES | {("mdraid", "degraded"): 12}
         synthetic.pgbench(self.home, STUDY, rates)
