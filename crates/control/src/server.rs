@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::Router;
-use axum::extract::rejection::{JsonRejection, QueryRejection};
-use axum::extract::{FromRequest, FromRequestParts, Path, State};
+use axum::extract::rejection::{JsonRejection, PathRejection, QueryRejection};
+use axum::extract::{FromRequest, FromRequestParts, State};
 use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
@@ -52,7 +52,8 @@ pub fn router(host: Arc<Host>) -> Router {
     let (router, document) = documented().with_state(host).split_for_parts();
     let document = Arc::new(document);
     let serve = move || async move { Json((*document).clone()) };
-    router.route("/v1/openapi.json", axum::routing::get(serve)).fallback(unknown_route)
+    let router = router.route("/v1/openapi.json", axum::routing::get(serve));
+    router.fallback(unknown_route).method_not_allowed_fallback(unknown_method)
 }
 
 /// The OpenAPI document of this build.
@@ -111,6 +112,12 @@ impl From<QueryRejection> for Refusal {
     }
 }
 
+impl From<PathRejection> for Refusal {
+    fn from(rejection: PathRejection) -> Refusal {
+        Refusal::invalid(rejection.body_text()).fix("a name in a path is UTF-8, percent-encoded")
+    }
+}
+
 /// A JSON body; a bad one is refused in our words.
 #[derive(FromRequest)]
 #[from_request(via(axum::Json), rejection(Refusal))]
@@ -121,10 +128,21 @@ struct Body<T>(T);
 #[from_request(via(axum::extract::Query), rejection(Refusal))]
 struct Query<T>(T);
 
+/// What stands in the path; what is no text is refused in our words.
+#[derive(FromRequestParts)]
+#[from_request(via(axum::extract::Path), rejection(Refusal))]
+struct Path<T>(T);
+
 type Reply<T> = Answer<Json<T>>;
 
 async fn unknown_route() -> Refusal {
     Refusal::unknown("the API has no such path").fix("GET /v1/openapi.json lists all")
+}
+
+async fn unknown_method() -> Response {
+    let (error, fix) = ("the path has no such method", "GET /v1/openapi.json lists those it has");
+    let body = ErrorBody { error: error.into(), fix: Some(fix.into()) };
+    (StatusCode::METHOD_NOT_ALLOWED, Json(body)).into_response()
 }
 
 /// Finishes a change also when its client has gone away: half a change is worse than none.

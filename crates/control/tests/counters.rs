@@ -334,3 +334,14 @@ fn what_went_wrong_with_a_drive_outlives_a_restart() {
     assert_eq!(daemon.array_state("a"), "optimal");
     assert_eq!(daemon.json("drive show d1")["history"], Value::Null);
 }
+
+/// `ashlar top | head`.
+#[test]
+fn top_ends_with_its_reader() {
+    let daemon = Daemon::with_drives(1);
+    for form in ["table", "json"] {
+        let mut top = daemon.run_beside(30, &format!("top -o {form}"));
+        drop(top.stdout.take());
+        assert_eq!(top.wait().unwrap().code(), Some(0), "{form}");
+    }
+}

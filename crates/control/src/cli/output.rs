@@ -16,9 +16,14 @@ pub enum Output {
     Json,
 }
 
-/// Prints a line. A reader that has gone away (`| head`) is no error. Whatever else keeps it from
-/// being written is: a part of it would be taken for all.
+/// Prints a line. A reader that has gone away (`| head`) is no error.
 pub fn say(text: &str) -> Answer<()> {
+    is_heard(text).map(|_| ())
+}
+
+/// Prints a line. False: its reader has gone away. Whatever else keeps it from being written is an
+/// error: a part of it would be taken for all.
+pub fn is_heard(text: &str) -> Answer<bool> {
     let mut stdout = std::io::stdout().lock();
     let written = writeln!(stdout, "{text}").and_then(|()| stdout.flush());
     match written {
@@ -29,7 +34,7 @@ pub fn say(text: &str) -> Answer<()> {
                  done all the same",
             ))
         }
-        Ok(()) | Err(_) => Ok(()),
+        written => Ok(written.is_ok()),
     }
 }
 

@@ -11,7 +11,7 @@ use crate::api::array::{Array, ArrayCounters};
 use crate::api::export::Export;
 use crate::api::status::{CoreStatus, Status};
 use crate::api::traffic::{Requests, Traffic};
-use crate::cli::output::{Output, or_dash, rows, say, table, time};
+use crate::cli::output::{Output, is_heard, or_dash, rows, table, time};
 use crate::cli::traffic::{megabytes, tenths};
 use crate::client::Client;
 use crate::refusal::{Answer, Refusal};
@@ -67,7 +67,7 @@ struct CoreShare {
     row: Option<Row>,
 }
 
-/// One line of JSON for each look, where that is asked for.
+/// One line of JSON for each look, where that is asked for. Ends with its reader, too.
 pub async fn run(top: &Top, client: &Client, output: Output) -> Answer<()> {
     let (mut before, mut looked): (Status, _) = (client.get("/v1/status").await?, Instant::now());
     let mut left = top.count;
@@ -76,15 +76,16 @@ pub async fn run(top: &Top, client: &Client, output: Output) -> Answer<()> {
         let after: Status = client.get("/v1/status").await?;
         let now = Instant::now();
         let look = look(&before, &after, now - looked);
-        match output {
-            Output::Json => {
-                let line = serde_json::to_string(&look);
-                say(&line.map_err(|error| Refusal::failed(format!("no JSON form: {error}")))?)?;
-            }
+        let shown = match output {
+            Output::Json => serde_json::to_string(&look)
+                .map_err(|error| Refusal::failed(format!("no JSON form: {error}")))?,
             Output::Table if std::io::stdout().is_terminal() => {
-                say(&format!("{CLEAR}{}", screen(&look)))?;
+                format!("{CLEAR}{}", screen(&look))
             }
-            Output::Table => say(&format!("{}\n", screen(&look)))?,
+            Output::Table => format!("{}\n", screen(&look)),
+        };
+        if !is_heard(&shown)? {
+            return Ok(());
         }
         (before, looked) = (after, now);
         left = left.map(|left| left - 1);
