@@ -84,7 +84,7 @@ fn drives_of(pair: &Pair) -> Vec<Rc<Drive>> {
 }
 
 /// All bytes of the drives.
-fn images(pair: &Pair, drives: &[Rc<Drive>]) -> Vec<Vec<u8>> {
+pub fn images(pair: &Pair, drives: &[Rc<Drive>]) -> Vec<Vec<u8>> {
     let image = |drive: &Rc<Drive>| {
         let mut bytes = vec![0; DRIVE_BYTES as usize];
         pair.file(drive).read_exact_at(&mut bytes, 0).unwrap();

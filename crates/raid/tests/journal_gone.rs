@@ -17,8 +17,9 @@ use ashlar_raid::start::AssembleOptions;
 use ashlar_raid::status::ArrayState;
 use ashlar_reactor::executor::Reactor;
 
+use crate::damaged::images;
 use crate::journal_gaps::{areas, changes, rings};
-use crate::pair::{DRIVE_BYTES, Pair, run, run_on};
+use crate::pair::{Pair, run, run_on};
 use crate::steered::{Fate, Steer, is_write};
 
 const CASES: [(Level, usize); 4] =
@@ -42,15 +43,6 @@ fn set_rings(pair: &Pair, drives: &[Rc<Drive>], rings: &[Vec<u8>]) {
 fn blank_rings(pair: &Pair, drives: &[Rc<Drive>]) {
     let blank = vec![0; areas(pair).journal.len as usize];
     set_rings(pair, drives, &vec![blank; drives.len()]);
-}
-
-fn images(pair: &Pair, drives: &[Rc<Drive>]) -> Vec<Vec<u8>> {
-    let image = |drive: &Rc<Drive>| {
-        let mut bytes = vec![0; DRIVE_BYTES as usize];
-        pair.file(drive).read_exact_at(&mut bytes, 0).unwrap();
-        bytes
-    };
-    drives.iter().map(image).collect()
 }
 
 async fn assembled(
