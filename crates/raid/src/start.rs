@@ -270,7 +270,7 @@ impl Array {
 
     /// Nobody knows which stripes were being stored: as after a crash without a journal. While
     /// batches that were found wait for absent members it is left to a later start.
-    async fn doubt_all(self: &Rc<Self>) -> Result<(), ArrayError> {
+    async fn doubt_all(&self) -> Result<(), ArrayError> {
         if self.journal.oldest().is_some() {
             return Ok(());
         }

@@ -17,6 +17,12 @@ struct Used {
 }
 
 impl Used {
+    /// In a ring of `size`, which may have become smaller.
+    fn bytes(&self, size: u64) -> u64 {
+        let Used { from, last: Range { start, end } } = self;
+        if start < from { size.saturating_sub(*from) + end } else { end - from }
+    }
+
     /// Where `len` bytes can stand behind them in a ring of `size`, with `kept` bytes left.
     fn place_behind(&self, len: u64, kept: u64, size: u64) -> Option<u64> {
         let Used { from, last: Range { start, end } } = self.clone();
@@ -47,14 +53,7 @@ impl Journal {
 
     /// Bytes from the oldest batch to the end of the newest.
     pub(crate) fn used_bytes(&self) -> u64 {
-        let ring = self.ring.borrow();
-        let (Some(first), Some(last)) = (ring.front(), ring.back()) else { return 0 };
-        let end = last.at + last.len;
-        if last.at >= first.at {
-            end - first.at
-        } else {
-            self.ring_bytes().saturating_sub(first.at) + end
-        }
+        self.used(false).map_or(0, |used| used.bytes(self.ring_bytes()))
     }
 
     /// `with_named`: with batches that superblocks name, though they have left the ring.
@@ -135,6 +134,7 @@ mod tests {
                     continue;
                 }
                 let taken = bytes_of(&used);
+                assert_eq!(taken.len() as u64, used.bytes(SIZE), "{used:?}");
                 for (len, kept) in (1..=SIZE).flat_map(|len| (0..3).map(move |kept| (len, kept))) {
                     let Some(at) = used.place_behind(len, kept, SIZE) else { continue };
                     found += 1;
