@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 import unittest
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,23 +27,15 @@ STUDIES = sorted(
     SHIPPED - {"postgres-guest"} if os.environ.get("ASHLAR_STUDIES") == "all" else EACH_KIND
 )
 SECONDS_MAX = 1200
-# What they measure here is of no use to anybody, and guests wait a lot.
-AT_ONCE = 2
 
 
 @unittest.skipUnless(os.geteuid() == 0, "takes root")
 @unittest.skipUnless(BINARY.exists(), f"{BINARY} is not there: run make build")
 class Studies(unittest.TestCase):
     def test_each_goes_through(self):
-        with ThreadPoolExecutor(AT_ONCE) as pool:
-            runs = {name: pool.submit(self.run_in_a_home, name) for name in STUDIES}
-            for name, run in runs.items():
-                with self.subTest(name):
-                    run.result()
-
-    def run_in_a_home(self, name: str) -> None:
-        with tempfile.TemporaryDirectory(prefix="ashlar-lab-") as home:
-            self.run_quickly(name, Path(home) / "results")
+        for name in STUDIES:
+            with self.subTest(name), tempfile.TemporaryDirectory(prefix="ashlar-lab-") as home:
+                self.run_quickly(name, Path(home) / "results")
 
     def run_quickly(self, name: str, out: Path) -> None:
         done = ashlar_lab("run", name, "--quick", "--skip-missing", "--out", str(out))
