@@ -82,13 +82,15 @@ impl KnownArray {
     }
 
     /// What is to be known after a look at the running array; `None` if that is nothing new. Looks
-    /// may arrive in another order than they were taken: an old one is nothing new.
+    /// may arrive in another order than they were taken: an old one is nothing new. Nor is anything
+    /// that none has everything: whoever had it last, has it.
     pub fn news(
         &self,
         generation: u64,
         current: BTreeSet<Uuid>,
         drives: BTreeMap<u8, String>,
     ) -> Option<KnownArray> {
+        let current = if current.is_empty() { self.current.clone() } else { current };
         let news = KnownArray { generation, current, drives, ..self.clone() };
         (generation >= self.generation && *self != news).then_some(news)
     }

@@ -113,15 +113,15 @@ impl Client {
 
     fn unreachable(&self, error: &io::Error) -> Refusal {
         let socket = self.socket.display();
-        let elsewhere = "or say where its socket is, by --socket or ASHLAR_SOCKET";
+        let elsewhere = "say where its socket is, by --socket or ASHLAR_SOCKET";
         match error.raw_os_error() {
             Some(libc::ENOENT | libc::ECONNREFUSED) => {
                 Refusal::failed(format!("no daemon listens on {socket}"))
-                    .fix(format!("start it: `ashlar serve --socket {socket}`; {elsewhere}"))
+                    .fix(format!("start it: `ashlar serve --socket {socket}`; or {elsewhere}"))
             }
             Some(libc::EACCES | libc::EPERM) => {
                 Refusal::failed(format!("the daemon on {socket} may not be reached: {error}"))
-                    .fix(format!("run as the daemon's user; {elsewhere}"))
+                    .fix(format!("run as the daemon's user; or {elsewhere}"))
             }
             _ => Refusal::failed(format!("{socket} cannot be reached: {error}")).fix(elsewhere),
         }

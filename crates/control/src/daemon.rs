@@ -90,13 +90,14 @@ pub async fn serve(settings: Settings) -> Answer<()> {
         host.accept_handover(std::mem::take(&mut handover.exports));
     }
     let restored = tokio::select! {
-        restored = host.restore() => restored,
-        () = signals.first() => Err(Refusal::failed("ended while starting")),
+        restored = host.restore() => restored.map(|()| true),
+        // What has been started already is put to rest.
+        () = signals.first() => shut_down(&host, &mut signals).await.map(|()| false),
     };
-    if let Err(refusal) = restored {
+    if restored != Ok(true) {
         file.remove();
         std::mem::forget(host);
-        return Err(refusal);
+        return restored.map(|_| ());
     }
     if let Some(handover) = &handover {
         host.taken_over(handover);
@@ -122,12 +123,7 @@ pub async fn serve(settings: Settings) -> Answer<()> {
         let _ = tokio::time::timeout(GOODBYE, server).await;
         return upgrade(&host, &binary, &mut signals).await;
     }
-    tracing::info!("stopping: exports are drained, arrays flushed; a second signal ends at once");
-    tell_supervisor("STOPPING=1");
-    let down = tokio::select! {
-        down = host.shut_down() => down,
-        () = signals.first() => end_at_once(),
-    };
+    let down = shut_down(&host, &mut signals).await;
     watcher.abort();
     file.remove();
     drop(tell_server);
@@ -157,6 +153,15 @@ async fn upgrade(host: &Host, binary: &Path, signals: &mut Signals) -> Answer<()
     let error = handover::hand_over(binary, Handover { began, count, error: None, exports });
     let refusal = Refusal::failed(format!("no program took over: {error}"));
     Err(refusal.fix("start the daemon again"))
+}
+
+async fn shut_down(host: &Host, signals: &mut Signals) -> Answer<()> {
+    tracing::info!("stopping: exports are drained, arrays flushed; a second signal ends at once");
+    tell_supervisor("STOPPING=1");
+    tokio::select! {
+        down = host.shut_down() => down,
+        () = signals.first() => end_at_once(),
+    }
 }
 
 fn end_at_once() -> ! {

@@ -299,8 +299,13 @@ pub fn check_size(shown: &str, bytes: u64) -> Answer<()> {
 pub fn identify(path: &Path) -> Answer<Identity> {
     let shown = path.display();
     let meta = std::fs::metadata(path).map_err(|error| match error.raw_os_error() {
-        Some(libc::ENOENT) => Refusal::unknown(format!("{shown} does not exist"))
-            .fix("check the path, or give --size to make a file there"),
+        Some(libc::ENOENT) => {
+            let fix = match is_for_devices(path) {
+                true => "`lsblk` shows what the kernel has found",
+                false => "check the path, or give --size to make a file there",
+            };
+            Refusal::unknown(format!("{shown} does not exist")).fix(fix)
+        }
         _ => unreadable(path, &error),
     })?;
     let kind = meta.file_type();
@@ -324,6 +329,11 @@ pub fn identify(path: &Path) -> Answer<Identity> {
             .fix(format!("chmod u+w {shown}, or use another drive")));
     }
     Ok(Identity::File { device: meta.dev(), inode: meta.ino() })
+}
+
+/// Whether files have no business at a path: one there would take a device's name, and memory.
+pub fn is_for_devices(path: &Path) -> bool {
+    path.starts_with("/dev") && !path.starts_with("/dev/shm")
 }
 
 /// Whether the kernel refuses writes to a block device; it lets root open one all the same.

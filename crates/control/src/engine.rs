@@ -79,11 +79,16 @@ pub async fn look_or_undo<T: Send + 'static>(
             if let Ok(result) = answer.try_recv() {
                 return Ok(result);
             }
-            let silent = format!("its reactor has not answered for {LOOK_TIMEOUT:?}");
-            let refusal = Refusal::failed(silent).fix("see the daemon's log; a drive may hang");
-            Err(Refusal { may_pass: true, ..refusal })
+            Err(silent())
         }
     }
+}
+
+/// What is said of a reactor that does not answer.
+pub fn silent() -> Refusal {
+    let silent = format!("its reactor has not answered for {LOOK_TIMEOUT:?}");
+    let refusal = Refusal::failed(silent).fix("see the daemon's log; a drive may hang");
+    Refusal { may_pass: true, ..refusal }
 }
 
 /// A reactor at one moment.

@@ -437,8 +437,13 @@ fn check_options(asked: &ExportCreate) -> Answer<()> {
         ("--id", asked.device.is_some(), &[Ublk], "leave --id out, or use --kind ublk"),
         ("--block", asked.block_bytes.is_some(), &[Ublk], "leave --block out, or use --kind ublk"),
         ("path of its own", is_placed, &[], "its place is /dev/ublkbN: use --id N"),
-        ("a socket", asked.socket.is_some(), &[VhostUserBlk, Nbd], "use --listen, or \"file\""),
-        ("a file", asked.file.is_some(), &[Fuse], "give its path as \"socket\""),
+        (
+            "socket",
+            asked.socket.is_some(),
+            &[VhostUserBlk, Nbd],
+            "leave --path out, or use --kind nbd",
+        ),
+        ("file", asked.file.is_some(), &[Fuse], "leave --path out, or use --kind fuse"),
     ];
     let is_odd = |(_, is_there, kinds, _): &&(_, bool, &[ExportKind], _)| {
         *is_there && !kinds.contains(&asked.kind)

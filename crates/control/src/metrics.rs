@@ -338,12 +338,13 @@ impl Page<'_> {
 const EXPORT_STATES: [ExportState; 3] =
     [ExportState::Listening, ExportState::Connected, ExportState::Down];
 
-const STATES: [(ArrayState, &str); 5] = [
+const STATES: [(ArrayState, &str); 6] = [
     (ArrayState::Optimal, "optimal"),
     (ArrayState::Degraded, "degraded"),
     (ArrayState::Failed, "failed"),
     (ArrayState::Stopped, "stopped"),
     (ArrayState::Unavailable, "unavailable"),
+    (ArrayState::Silent, "silent"),
 ];
 
 /// What runs in an array, as metrics name it.

@@ -183,14 +183,14 @@ impl Served {
 
     /// Finishes what is under way and leaves the rest to the next process; `None`: it was stopped.
     pub async fn hand_over(&self) -> Option<Handed<OwnedFd>> {
-        let export = lock(&self.export).take()?;
-        beside(move || export.hand_over()).await.ok().flatten()
+        let export = self.export.clone();
+        beside(move || taken(&export).and_then(|its| its.hand_over())).await.ok().flatten()
     }
 
     /// The same where another process comes only later, if at all.
     pub async fn pause(&self) {
-        let export = lock(&self.export).take();
-        let left = beside(move || export.map(|its| its.pause()));
+        let export = self.export.clone();
+        let left = beside(move || taken(&export).map(|its| its.pause()));
         if let Err(refusal) = left.await {
             tracing::error!("an export did not stop in order: {}", refusal.error);
         }
@@ -198,8 +198,8 @@ impl Served {
 
     /// Finishes what is under way and closes the socket.
     pub async fn stop(&self) {
-        let export = lock(&self.export).take();
-        let stopped = beside(move || drop(export));
+        let export = self.export.clone();
+        let stopped = beside(move || drop(taken(&export)));
         if let Err(refusal) = stopped.await {
             tracing::error!("an export did not stop in order: {}", refusal.error);
         }
@@ -308,6 +308,11 @@ type Owned = Option<Box<dyn Export>>;
 
 fn lock(export: &Mutex<Owned>) -> MutexGuard<'_, Owned> {
     export.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Nobody finds it there any more.
+fn taken(export: &Mutex<Owned>) -> Owned {
+    lock(export).take()
 }
 
 fn status(export: &dyn Export) -> Option<ServedStatus> {

@@ -115,7 +115,7 @@ fn an_export_that_was_down_comes_up_beside_an_array_that_cannot_be_let_go() {
             let its_cpu = daemon.json("array show c")["cpu"].as_u64();
             let halted = Halted::new(daemon, cpu)?;
             // Each look takes two seconds, and it goes after five; or it has gone before.
-            if (0..4).all(|_| daemon.array_state("c") == "unavailable") {
+            if (0..4).all(|_| daemon.array_state("c") == "silent") {
                 assert_eq!(its_cpu, Some(cpu));
                 return Some(halted);
             }

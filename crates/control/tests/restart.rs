@@ -103,6 +103,22 @@ fn a_missing_drive_leaves_the_array_degraded() {
     assert_eq!(daemon.array_state("a"), "optimal");
 }
 
+/// Its driver finds it a moment after the daemon has started.
+#[test]
+fn a_drive_that_comes_late_is_taken() {
+    let mut daemon = Daemon::with_array(5, 4);
+    daemon.stop();
+    std::fs::rename(daemon.path("d2.img"), daemon.path("away")).unwrap();
+    daemon.start_again();
+    assert_eq!(daemon.array_state("a"), "degraded");
+    let said = daemon.ok("status");
+    assert!(said.contains("once it is there"), "{said}");
+    daemon.ok("volume create v --array a --size 16M");
+    std::fs::rename(daemon.path("away"), daemon.path("d2.img")).unwrap();
+    daemon.wait_for("array show a", |array| array["state"] == "optimal");
+    assert!(daemon.ok("array scrub a --wait").contains("all is well"));
+}
+
 /// As a daemon that was killed holds them, until the kernel is done with what it asked of them.
 fn held(daemon: &Daemon, drives: &[&str]) -> Vec<std::fs::File> {
     let hold = |drive: &&str| {

@@ -8,8 +8,7 @@ use ashlar_format::units::RegionIndex;
 
 use crate::array::Array;
 use crate::error::ArrayError;
-
-const REGIONS_LOOKED_AT: u64 = 4096;
+use crate::zero_step::REGIONS_LOOKED_AT;
 
 /// The beginning of a range, all of which is alike.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

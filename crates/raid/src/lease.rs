@@ -199,9 +199,14 @@ pub fn places(members: &[Member]) -> Vec<Place> {
     members.iter().filter_map(|member| Some(Place::of(member, member.keeps_metadata()?))).collect()
 }
 
-pub(crate) async fn newest(reactor: &Reactor, array: [u8; 16], places: &[Place]) -> Option<Lease> {
+/// The newest lease in each place that answers.
+async fn each(reactor: &Reactor, array: [u8; 16], places: &[Place]) -> Vec<Option<Lease>> {
     let found = join_all(places.iter().map(|place| place.read(reactor, array))).await;
-    found.into_iter().flatten().flatten().max_by_key(age)
+    found.into_iter().map(|found| found.ok().flatten()).collect()
+}
+
+fn newest_of(found: &[Option<Lease>]) -> Option<&Lease> {
+    found.iter().flatten().max_by_key(|lease| age(lease))
 }
 
 /// Takes the array for `host`, who has it for [`TRUST`] from when this began to write, and longer
@@ -216,24 +221,27 @@ pub async fn take(
     host: &Host,
     force: Option<u64>,
 ) -> Result<Claim, AssembleError> {
-    let (mut read_at, mut found) = (reactor.now(), newest(reactor, array, leases).await);
+    let (mut read_at, mut found) = (reactor.now(), each(reactor, array, leases).await);
     for _ in 0..WATCH_BEATS {
-        if force.is_some() || !is_others(found.as_ref(), host) {
+        if force.is_some() || !is_others(newest_of(&found), host) {
             break;
         }
         reactor.sleep(BEAT_PERIOD).await;
         read_at = reactor.now();
-        let before = found.as_ref().map(age);
-        let again = newest(reactor, array, leases).await;
-        // The member with the newest may not have answered this time.
-        found = found.into_iter().chain(again).max_by_key(age);
-        if let Some(moved) = found.as_ref().filter(|lease| Some(age(lease)) > before)
-            && is_others(found.as_ref(), host)
-        {
-            return Err(AssembleError::InUse { host: owner_name(moved) });
+        // Each place by itself: the newest may be on a drive that its owner reaches no more.
+        let mut moved = None;
+        for (known, now) in found.iter_mut().zip(each(reactor, array, leases).await) {
+            // One may not have answered this time.
+            if now.as_ref().map(age) > known.as_ref().map(age) {
+                moved = moved.or(now.clone().filter(|now| is_others(Some(now), host)));
+                *known = now;
+            }
+        }
+        if let Some(moved) = moved.filter(|_| is_others(newest_of(&found), host)) {
+            return Err(AssembleError::InUse { host: owner_name(&moved) });
         }
     }
-    let mut claim = Claim::after(found.as_ref(), reactor.now());
+    let mut claim = Claim::after(newest_of(&found), reactor.now());
     claim.epoch = claim.epoch.max(force.map_or(0, |past| past + 1));
     write_and_confirm(reactor, array, members, host, claim, read_at).await?;
     Ok(claim)
@@ -267,6 +275,14 @@ async fn write_and_confirm(
         }
     }
     if confirmed { Ok(()) } else { Err(ArrayError::Lost.into()) }
+}
+
+/// The next beat on a member, after its last one there and the newest on any: larger than both. Who
+/// watches looks at all members, and one that is ahead may be gone for us, and not for others. Not
+/// in the slot of the last one.
+fn next_beat(last_here: u64, newest: u64) -> u64 {
+    let next = last_here.max(newest) + 1;
+    next + u64::from(next % SLOTS == last_here % SLOTS)
 }
 
 fn lease(array: [u8; 16], host: &Host, epoch: u64, beat: u64) -> Lease {
@@ -380,8 +396,8 @@ impl Leasehold {
         while self.is_held() {
             let began = self.reactor.now();
             if let Some(place) = self.place_of(index) {
-                beat += 1;
-                self.newest_beat.set(self.newest_beat.get().max(beat));
+                beat = next_beat(beat, self.newest_beat.get());
+                self.newest_beat.set(beat);
                 // Whether it was good shows at the gate; the next one tries again.
                 let _ = self.beat(&place, beat).await;
                 if !self.is_trusted() {
@@ -616,6 +632,13 @@ mod tests {
         assert_eq!(after, Claim { epoch: 5, beat: 91, began });
         assert!(age(&of(ALPHA, 5, 1)) > age(&of(BETA, 4, 90)));
         assert!(age(&of(ALPHA, 4, 91)) > age(&of(ALPHA, 4, 90)));
+    }
+
+    #[test]
+    fn the_next_beat_is_the_newest_and_in_the_other_slot() {
+        for (last_here, newest, next) in [(1, 1, 2), (1, 2, 4), (1, 3, 4), (4, 9, 11), (4, 4, 5)] {
+            assert_eq!(next_beat(last_here, newest), next, "{last_here} {newest}");
+        }
     }
 
     #[test]

@@ -61,6 +61,14 @@ const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// Entries of one batch that is written, and what keeps it.
 type Written = (Vec<Entry>, u64, Hold);
 
+/// What became of moving a window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Moved {
+    Done,
+    /// And why.
+    NotNow(&'static str),
+}
+
 impl Array {
     /// Adds drives (each with its own new uuid) as members, and starts to move everything to
     /// stripes over all of them; there is more room once that is done. Durably begun when this
@@ -171,6 +179,8 @@ impl Array {
     /// Until all is moved, or the array stops. One at a time: so it ends before another can begin.
     async fn restripe(self: &Rc<Self>) {
         let mut shift = Shift::begin(self);
+        // What was in the way the last time: once is no trouble.
+        let mut waited = None;
         while let Some(restripe) = self.identity.restripe() {
             let rebuilds = || self.jobs.rebuild_slot().is_running();
             if rebuilds() {
@@ -191,19 +201,24 @@ impl Array {
             let end = self.moved_stripes(restripe);
             let moved = match drained {
                 Ok(()) if restripe.cursor < end => self.move_window(restripe, end).await,
-                Ok(()) => self.end_restripe(end).await.map(|()| true),
+                Ok(()) => self.end_restripe(end).await.map(|()| Moved::Done),
                 Err(error) => Err(error),
             };
             self.moving.set(false);
             self.moved.wake_all(&self.reactor);
-            self.jobs.set_restripe_error(moved.err().map(|error| error.to_string()));
+            self.jobs.set_restripe_error(match moved {
+                Ok(Moved::Done) => None,
+                Ok(Moved::NotNow(why)) => waited.replace(why).map(str::to_owned),
+                Err(error) => Some(error.to_string()),
+            });
             let Some(now) = self.identity.restripe() else {
                 // Back to how the array writes otherwise, also if nobody does. A stop waits for it.
                 drop(self.enter_mode().await);
                 return;
             };
             drop(request);
-            if moved == Ok(true) {
+            if moved == Ok(Moved::Done) {
+                waited = None;
                 let slot = self.jobs.restripe_slot();
                 let stripes = now.cursor.saturating_sub(restripe.cursor);
                 slot.worked(self.reactor.now(), stripes * self.stripe_bytes());
@@ -225,12 +240,11 @@ impl Array {
         cursor.saturating_sub(self.window_stripes())..cursor
     }
 
-    /// False: it cannot be done now.
     async fn move_window(
         self: &Rc<Self>,
         restripe: Restripe,
         end: u64,
-    ) -> Result<bool, ArrayError> {
+    ) -> Result<Moved, ArrayError> {
         let stripe_bytes = self.stripe_bytes();
         let most = self.window_stripes();
         let fits = (1..=most).rev().find(|count| self.journal.has_room_for(count * stripe_bytes));
@@ -243,7 +257,7 @@ impl Array {
         let _addresses = self.address_lock.lock(bytes.clone(), Lock::Exclusive).await;
         let _pause = self.modes.pause(&self.reactor).await;
         if self.modes.mode.get() != Mode::Journaled {
-            return Ok(false);
+            return Ok(Moved::NotNow("stripes that wait for resync come first"));
         }
         self.drain_journal().await?;
         self.unplaced.remove_from(StripeIndex(0));
@@ -251,11 +265,13 @@ impl Array {
         self.jobs.not_moved.replace(entries.is_err().then_some(bytes));
         let entries = entries?;
         let stripes = self.lock_stripes(window.clone(), Lock::Exclusive).await;
-        let Some(written) = self.journal_window(entries).await? else { return Ok(false) };
+        let Some(written) = self.journal_window(entries).await? else {
+            return Ok(Moved::NotNow("the journal has no room yet"));
+        };
         self.move_cursor(restripe, window.end, written).await?;
         drop(stripes);
         self.put_in_place().await?;
-        Ok(true)
+        Ok(Moved::Done)
     }
 
     /// Step 4. Others have to wait until it is done, unless the array has failed. Until there is

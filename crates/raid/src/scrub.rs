@@ -297,10 +297,20 @@ impl Array {
                 overlap(&its.rows, rows) && its.liar.as_ref().is_some_and(same)
             })
         };
+        let are_told = mismatches.iter().any(|its| its.liar.is_some());
         let mut all = Vec::new();
         for mismatch in &mismatches {
-            let should = should.iter().filter(|its| !told(&mismatch.rows, its.position));
-            all.push(self.mend(stripe, mismatch, undecided, should).await);
+            // What is told of copies in one sector says nothing of the next.
+            let parts = match are_told && mismatch.liar.is_none() {
+                true => sectors_of(mismatch, self.sector_bytes),
+                false => vec![mismatch.clone()],
+            };
+            let mut mended = true;
+            for part in parts {
+                let should = should.iter().filter(|its| !told(&part.rows, its.position));
+                mended &= self.mend(stripe, &part, undecided, should).await;
+            }
+            all.push(mended);
         }
         found.extend(mismatches.into_iter().zip(all));
         Some(Verdict::Differs(found))
@@ -423,4 +433,10 @@ impl Array {
         };
         others.map(slice).collect()
     }
+}
+
+/// The same mismatch, a sector at a time; of one whose liar is not known.
+fn sectors_of(mismatch: &Mismatch, sector_bytes: u32) -> Vec<Mismatch> {
+    let starts = mismatch.rows.clone().step_by(sector_bytes as usize);
+    starts.map(|start| Mismatch { rows: start..start + sector_bytes, liar: None }).collect()
 }

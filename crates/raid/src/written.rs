@@ -40,6 +40,7 @@ use crate::layout::Layout;
 use crate::mode::Mode;
 use crate::pending::{Hold, PendingSize};
 use crate::stored::Begun;
+use crate::zero_step::REGIONS_LOOKED_AT;
 
 /// Stripes that are forgotten under one set of locks, unless a region is larger.
 const STRIPES_AT_ONCE: u64 = 1024;
@@ -131,6 +132,9 @@ impl Array {
             }
             if self.is_blank(RegionIndex(at)) {
                 at += 1;
+                if at.is_multiple_of(REGIONS_LOOKED_AT) {
+                    self.reactor.yield_now().await;
+                }
                 continue;
             }
             let size = u64::from(self.identity.region_stripes());

@@ -8,6 +8,8 @@ use std::ops::Range;
 
 /// Stripes that are zeroed under one set of locks.
 pub(crate) const STRIPES_AT_ONCE: u64 = 64;
+/// Regions that are looked at in one go: nobody waits long for that.
+pub(crate) const REGIONS_LOOKED_AT: u64 = 4096;
 /// Bytes of zeroes in one ordinary write, and in one step, unless a stripe is larger.
 pub(crate) const ZEROES_BYTES: u64 = 1 << 20;
 
@@ -71,8 +73,9 @@ impl Grid {
             is_whole || is_blank(region)
         };
         let first = start / self.region;
-        let to = (first..end.div_ceil(self.region)).find(|region| !is_free(*region));
-        let free_to = to.map_or(end, |region| (region * self.region).max(start));
+        let last = end.div_ceil(self.region).min(first + REGIONS_LOOKED_AT);
+        let to = (first..last).find(|region| !is_free(*region)).unwrap_or(last);
+        let free_to = (to * self.region).clamp(start, end);
         if free_to > start {
             return ZeroStep { len: free_to - start, written: 0 };
         }

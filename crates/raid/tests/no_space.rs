@@ -10,7 +10,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use ashlar_drive::drive::Drive;
-use ashlar_format::array_superblock::{Level, Policy};
+use ashlar_format::array_superblock::{ArraySuperblock, Level, MemberState, Policy, StoredMember};
+use ashlar_format::record;
 use ashlar_format::units::MemberIndex;
 use ashlar_raid::error::ArrayError;
 use ashlar_raid::label;
@@ -40,9 +41,13 @@ fn fill_up(steer: &Steer, range: Range<u64>) {
 }
 
 async fn write(pair: &Pair, at: u64, value: u8) -> Result<(), ArrayError> {
-    let bytes = pair.reactor.buffer(LEN);
-    bytes.copy_from_slice(&[value; LEN]);
-    pair.array.write(at, bytes.into()).await
+    write_all(pair, at, &[value; LEN]).await
+}
+
+async fn write_all(pair: &Pair, at: u64, bytes: &[u8]) -> Result<(), ArrayError> {
+    let buffer = pair.reactor.buffer(bytes.len());
+    buffer.copy_from_slice(bytes);
+    pair.array.write(at, buffer.into()).await
 }
 
 async fn synced(pair: &Pair) {
@@ -315,4 +320,53 @@ fn who_is_rebuilt_and_has_no_space_keeps_nobody_waiting() {
             is_whole(&mut pair).await;
         });
     }
+}
+
+/// The newest superblock of a member: its generation, and who is stale by it.
+async fn superblock(pair: &Pair, member: usize) -> (u64, Vec<usize>) {
+    let areas = label::plan(DRIVE_BYTES, 2).unwrap().superblocks;
+    let bytes = pair.reactor.buffer(areas.len as usize);
+    drive_of(pair, member).read(areas.offset, bytes.clone().into()).await.unwrap();
+    let slots = bytes.bytes().chunks_exact(ArraySuperblock::BYTES as usize).zip(0..);
+    let opened = slots.filter_map(|(slot, index)| {
+        let home = areas.offset + index * ArraySuperblock::BYTES;
+        record::open::<ArraySuperblock>(slot, None, home).ok()
+    });
+    let newest = opened.max_by_key(|its| its.header.sequence.get()).unwrap();
+    let stale = |its: &&StoredMember| its.state() == Ok(MemberState::Stale);
+    let members = newest.members().iter().zip(0..);
+    let stale = members.filter(|(its, _)| stale(its)).map(|(_, index)| index).collect();
+    (newest.header.sequence.get(), stale)
+}
+
+/// A superblock that could not be written everywhere may be on some members. What is said after it
+/// has another number, whoever has to be told of by then.
+#[test]
+fn what_was_said_in_part_is_not_said_again_with_other_words() {
+    let steer = Steer::new();
+    run_on(steer.backend(), |reactor| async move {
+        let mut pair = Pair::new(&reactor, Level::Raid6, 5, 512).await;
+        pair.array.set_policy(Policy::None).await.unwrap();
+        pair.put(0, &vec![1; 1 << 20]).await;
+        pair.in_place().await;
+        pair.array.pull_member(MemberIndex(2)).unwrap();
+        let full = address(pair.file(&drive_of(&pair, 3)));
+        let superblocks = label::plan(DRIVE_BYTES, 2).unwrap().superblocks.range();
+        let is_full =
+            move |op: &Op| is_write(op) && offset(op).is_some_and(|at| superblocks.contains(&at));
+        let fate = move |its, op: &Op| its == full && is_full(op);
+        steer.set(move |its, op| if fate(its, op) { Fate::Full } else { Fate::Passes });
+        // Of all members, so that one misses it.
+        let stripe = vec![99; pair.array.stripe_bytes() as usize];
+        assert_eq!(write_all(&pair, 0, &stripe).await, Err(ArrayError::NoSpace));
+        let (first, stale) = superblock(&pair, 0).await;
+        assert_eq!(stale, [2]);
+        pair.array.pull_member(MemberIndex(0)).unwrap();
+        steer.set(|_, _| Fate::Passes);
+        write_all(&pair, 0, &stripe).await.unwrap();
+        let (then, stale) = superblock(&pair, 1).await;
+        assert_eq!(stale, [0, 2]);
+        assert!(then > first, "{then} is said twice");
+        pair.array.stop().await.unwrap();
+    });
 }

@@ -139,6 +139,16 @@ fn the_copy_that_is_known_to_be_wrong_is_not_the_one_that_is_kept() {
             pair.check().await;
         }
         pair.scrub_is_clean().await;
+        // Of one chunk it cannot be told in one sector, and can in the next, where it cannot of the
+        // other.
+        lie(&pair, 3, 1, 1024, 512).await;
+        lie(&pair, 3, 2, 1024, 256).await;
+        lie(&pair, 3, 0, 1536, 512).await;
+        lie(&pair, 3, 4, 1536, 512).await;
+        lie(&pair, 3, 5, 1536, 256).await;
+        assert_eq!(scrub(&pair, true).await.repaired_stripes, 1);
+        pair.check().await;
+        pair.scrub_is_clean().await;
         pair.array.stop().await.unwrap();
     });
 }

@@ -250,11 +250,6 @@ impl Buffer {
         matches!(self.region.owner, Owner::Foreign { .. } | Owner::Lent { .. })
     }
 
-    /// Whether it is memory of another reactor: known by this view, and for one call only.
-    pub(crate) fn is_lent(&self) -> bool {
-        matches!(self.region.owner, Owner::Lent { .. })
-    }
-
     /// Whether `bytes` may be asked for: nobody else changes any of the memory.
     pub fn is_stable(&self) -> bool {
         !self.is_foreign() && self.region.filling.get() == 0

@@ -82,10 +82,14 @@ fn drives(reactor: &Reactor) -> Vec<Rc<Drive>> {
 }
 
 async fn create(reactor: &Reactor, host: Host) -> Rc<Array> {
+    create_as(reactor, Level::Raid5, host).await
+}
+
+async fn create_as(reactor: &Reactor, level: Level, host: Host) -> Rc<Array> {
     let spec = ArraySpec {
         uuid: [9; 16],
         name: "test".into(),
-        level: Level::Raid5,
+        level,
         chunk_bytes: 16 << 10,
         shape: Shape::default(),
         policy: None,
@@ -274,6 +278,37 @@ fn a_dead_member_costs_no_lease() {
             assert_eq!(read(&reactor, &ours).await, value);
         }
         assert_eq!(start(&reactor, beta(), true).await.map(|_| ()), Ok(()));
+    });
+}
+
+/// Members that were away for long go on above the one that was not, which another host still sees
+/// when it is lost here.
+#[test]
+fn a_lease_goes_on_where_the_member_that_was_ahead_is_gone() {
+    let world = storage(11, 1_000_000);
+    life(&world, 1, |reactor| async move {
+        let ours = create_as(&reactor, Level::Raid1, alpha()).await;
+        let pull = |index: usize| ours.status().members[index].drive.clone().unwrap().pull();
+        [1, 2].into_iter().for_each(pull);
+        write(&reactor, &ours, 1).await.unwrap();
+        reactor.sleep(20 * BEAT_PERIOD).await;
+        for index in [1, 2] {
+            let drive = drives(&reactor).swap_remove(index);
+            let back = ours.return_member(MemberIndex::new(index), drive, [77; 16]).await;
+            assert_eq!(back, Ok(()), "{index}");
+        }
+        for _ in 0..100 {
+            reactor.sleep(A_MOMENT).await;
+        }
+        assert_eq!(ours.state(), ArrayState::Optimal);
+        pull(0);
+        write(&reactor, &ours, 2).await.unwrap();
+        for value in 3..6 {
+            assert_eq!(start(&reactor, beta(), false).await.err(), in_use("alpha"));
+            write(&reactor, &ours, value).await.unwrap();
+            assert_eq!(read(&reactor, &ours).await, value);
+        }
+        ours.stop().await.unwrap();
     });
 }
 

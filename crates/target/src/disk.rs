@@ -24,7 +24,7 @@ use ashlar_reactor::traffic::{self, Kind, Passage, Traffic};
 
 use crate::budget::Budget;
 use crate::limits::{RateLimits, Throttle, Toll, Wanted};
-use crate::neighbours;
+use crate::neighbours::{self, Asking};
 use crate::request::{Answer, Operation, Request, Status};
 
 /// Most reactors that serve one export.
@@ -107,6 +107,7 @@ pub(crate) struct Disk {
     traffic: Traffic,
     /// Done, and the guest was not told of it yet: kind, bytes, when it was taken up.
     untold: RefCell<Vec<(Kind, u64, Instant)>>,
+    asking: Cell<Asking>,
     trouble: RefCell<Option<Trouble>>,
 }
 
@@ -159,6 +160,7 @@ impl Disk {
             counters: Cell::default(),
             traffic: Traffic::default(),
             untold: RefCell::new(Vec::with_capacity(UNTOLD_MAX)),
+            asking: Cell::default(),
             trouble: RefCell::default(),
         }
     }
@@ -249,6 +251,14 @@ impl Disk {
         neighbours::note(self.own_number(), began);
         let _passages = [self.traffic.enter(), self.reactor.traffic().enter()];
         Turn { began, wanted, _passages }
+    }
+
+    /// How many queues of this export have something to do in a turn, at least one. Each says so
+    /// once in each turn.
+    pub(crate) fn queues_asking(&self, this_one: bool) -> u16 {
+        let asking = self.asking.get().at(self.reactor.turn_time(), this_one);
+        self.asking.set(asking);
+        asking.count()
     }
 
     /// Whether the reactor was lately asked for something by other exports, too.

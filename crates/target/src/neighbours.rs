@@ -48,6 +48,27 @@ impl Asked {
     }
 }
 
+/// How many queues of one export have something to do.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Asking {
+    turn: Instant,
+    now: u16,
+    before: u16,
+}
+
+impl Asking {
+    /// With one more in this turn, or merely in this turn.
+    pub(crate) fn at(self, turn: Instant, one_more: bool) -> Asking {
+        let (before, now) = if self.turn == turn { (self.before, self.now) } else { (self.now, 0) };
+        Asking { turn, now: now + u16::from(one_more), before }
+    }
+
+    /// In this turn as far as it has come, or in the one before, if there were more.
+    pub(crate) fn count(self) -> u16 {
+        self.now.max(self.before).max(1)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -70,5 +91,21 @@ mod tests {
         note(1, at(21));
         assert!(are_beside(1, at(29)) && !are_beside(1, at(30)));
         assert!(are_beside(3, at(30)) && !are_beside(3, at(31)));
+    }
+
+    #[test]
+    fn queues_that_ask_are_counted_in_each_turn() {
+        let at = |ns| Instant::from_ns(ns);
+        let mut asking = Asking::default();
+        assert_eq!(asking.at(at(1), false).count(), 1);
+        for count in 1..=3 {
+            asking = asking.at(at(2), true);
+            assert_eq!(asking.count(), count);
+        }
+        // It is not known yet how many do in this turn.
+        asking = asking.at(at(3), true);
+        assert_eq!(asking.count(), 3);
+        assert_eq!(asking.at(at(4), true).count(), 1);
+        assert_eq!(asking.at(at(4), false).at(at(5), false).count(), 1);
     }
 }

@@ -77,6 +77,8 @@ pub enum ArrayState {
     Stopped,
     /// Should run, but does not; `error` says why.
     Unavailable,
+    /// Runs, but its reactor does not answer just now; `error` says how long it was waited for.
+    Silent,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]

@@ -372,6 +372,7 @@ pub fn state_name(state: ArrayState) -> &'static str {
         ArrayState::Failed => "failed",
         ArrayState::Stopped => "stopped",
         ArrayState::Unavailable => "unavailable",
+        ArrayState::Silent => "silent",
     }
 }
 

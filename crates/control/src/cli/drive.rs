@@ -227,7 +227,9 @@ async fn array_of(drive: &Drive, client: &Client) -> Option<Array> {
 /// with it.
 fn hint(drive: DriveState, name: &str, array: Option<&Array>) -> String {
     let runs = |its: &Array| match its.state {
-        ArrayState::Optimal | ArrayState::Degraded | ArrayState::Failed => true,
+        ArrayState::Optimal | ArrayState::Degraded | ArrayState::Failed | ArrayState::Silent => {
+            true
+        }
         ArrayState::Stopped | ArrayState::Unavailable => false,
     };
     match (drive, array) {

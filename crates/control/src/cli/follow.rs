@@ -86,6 +86,8 @@ pub async fn follow(client: &Client, name: &str, work: Work) -> Answer<Array> {
                 .fix(format!("ashlar array start {name}")));
         }
         match work.stand(&array) {
+            // Nobody knows now; it goes on, once its reactor does.
+            _ if array.state == ArrayState::Silent => {}
             Stand::Done => {
                 display.end();
                 return Ok(array);

@@ -9,8 +9,8 @@ use crate::size::Size;
 
 #[derive(Args, Clone, Copy)]
 pub struct SettingsOptions {
-    /// What is durable before a write is acknowledged; usual: journal for levels with parity,
-    /// bitmap for mirrors, none for level 0
+    /// What is durable before a write is acknowledged; usual: journal for levels with parity
+    /// and with --integrity, bitmap for mirrors, none for level 0
     #[arg(long, value_enum)]
     policy: Option<Policy>,
     /// Share of the drives' bandwidth for rebuild, resync and scrub, 1 to 100; usual: 30

@@ -33,8 +33,13 @@ pub async fn run(upgrade: Upgrade, client: &Client, output: Output) -> Answer<()
     let before: Upgrades =
         client.post("/v1/upgrade", &UpgradeRequest { binary, force: upgrade.force }).await?;
     let after = tokio::time::timeout(PATIENCE, wait(client, before.count)).await.map_err(|_| {
-        Refusal::failed("the new program does not answer").fix("see the daemon's log")
+        Refusal::failed("no new program has taken over so far").fix("see the daemon's log")
     })?;
+    if after.count < before.count {
+        let text = "the new program has ended, and the daemon was started anew: who used NVMe/TCP, \
+                    NBD or files was cut off";
+        return Err(Refusal::failed(text).fix("see the daemon's log"));
+    }
     if let Some(error) = after.error {
         return Err(Refusal::failed(error).fix("the daemon goes on as it was"));
     }

@@ -271,18 +271,21 @@ impl Host {
         };
         let is_new = self.look(|state| !state.catalog.arrays.contains_key(&uuid));
         let recorded = self.record(|catalog| {
-            catalog.arrays.insert(uuid, known);
+            catalog.arrays.insert(uuid, known.clone());
+        });
+        let recorded = recorded.or_else(|refusal| {
+            if is_new {
+                return Err(refusal);
+            }
+            // It runs all the same: the watch stores that as soon as it can.
+            tracing::error!(array = name, "{}", refusal.line());
+            self.look(|state| state.catalog.arrays.insert(uuid, known));
+            Ok(())
         });
         // A member may have been fenced since the array said how it is.
         let _ = self.keep_generation(uuid).await;
         self.refresh_contents(uuid).await;
-        recorded.or_else(|refusal| {
-            // What is known of one that is not new still holds; the watch will try to store more.
-            // But who was left at work here must not go on if others had it.
-            self.look(|state| state.catalog.arrays.get_mut(&uuid).map(|its| its.since = since));
-            tracing::error!(array = name, "{}", refusal.line());
-            if is_new { Err(refusal) } else { Ok(()) }
-        })
+        recorded
     }
 
     /// Marks the drives that an array was started with: one may have failed since, and is its all

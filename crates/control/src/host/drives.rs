@@ -20,7 +20,7 @@ use crate::engine::{self, Memory};
 use crate::host::{Attached, Host, Medium, cut};
 use crate::name::{check_name, name_from_path};
 use crate::pci::PciAddress;
-use crate::refusal::{Answer, Refusal};
+use crate::refusal::{Answer, Refusal, RefusalKind};
 use crate::remote::{Credentials, Initiator, RemoteAddress};
 use crate::size::Size;
 
@@ -407,7 +407,12 @@ fn internal(error: &JoinError) -> Refusal {
     Refusal::failed(format!("an internal error: {error}"))
 }
 
-/// What the catalog has of a drive, as a drive. `patience`: with one that another process has.
+/// Of a drive that is not there when the daemon starts.
+const COMES: &str = "bring it back: in the first quarter of an hour after the start it is attached \
+                     once it is there, later by `ashlar drive detach` and `attach`";
+
+/// What the catalog has of a drive, as a drive. `patience`: with one that another process has. One
+/// that is not there may come: its driver may not have found it yet.
 pub(super) async fn reopen(
     name: String,
     known: KnownDrive,
@@ -427,7 +432,12 @@ pub(super) async fn reopen(
     // Others are being opened, too: two paths to one drive are told by its lock.
     let opening =
         Opening { place, lossy, initiator, size_bytes: None, known: Vec::new(), patience };
-    let opened = blocking(&name, move || open(opening)).await??;
+    let opened = blocking(&name, move || open(opening)).await?.map_err(|refusal| {
+        if refusal.kind == RefusalKind::Unknown {
+            return Refusal { may_pass: true, ..refusal.fix(COMES) };
+        }
+        refusal
+    })?;
     let is_cut = opened.is_cut();
     let attached = Attached::new(Medium::Device(Arc::new(opened.device)), opened.content);
     Ok(Reopened { attached, harmless: opened.harmless, is_cut })
@@ -500,6 +510,11 @@ fn create_if_missing(opening: &Opening) -> Answer<Option<PathBuf>> {
     if path.symlink_metadata().is_ok() {
         return Ok(None);
     }
+    if device::is_for_devices(path) {
+        let shown = path.display();
+        return Err(Refusal::invalid(format!("a file at {shown} would be memory"))
+            .fix("name a path on a disk; ram:SIZE is a drive of memory"));
+    }
     device::create_file(path, bytes)?;
     Ok(Some(path.clone()))
 }
@@ -543,6 +558,10 @@ fn open_existing(opening: &Opening) -> Answer<(OpenDevice, Content)> {
 /// Refuses what may be someone's data.
 fn check_content(shown: &Place, bytes: u64, content: &Content) -> Answer<()> {
     let fix = "if it may be lost, attach with --force; if not, use another drive";
+    let see = match shown {
+        Place::Path(path) => format!("see `ashlar inspect {}`; {fix}", path.display()),
+        Place::Pci(_) | Place::Remote(..) => fix.to_owned(),
+    };
     match content {
         Content::Blank => Ok(()),
         Content::Labelled(label) if label.drive_bytes <= bytes => Ok(()),
@@ -556,7 +575,7 @@ fn check_content(shown: &Place, bytes: u64, content: &Content) -> Answer<()> {
         }
         Content::Damaged { why } => {
             Err(Refusal::conflict(format!("{shown} carries a damaged Ashlar label: {why}"))
-                .fix(format!("see `ashlar inspect {shown}`; {fix}")))
+                .fix(see))
         }
         Content::Newer { .. } => Err(Refusal::conflict(format!("{shown} carries {content}"))
             .fix(format!("start the ashlar that wrote it; {fix}"))),

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use uuid::Uuid;
 
 use crate::api::array::{ArrayGrow, ArrayGrown};
+use crate::device::OpenDevice;
 use crate::engine::plant;
+use crate::host::drives::blocking;
 use crate::host::{Host, Medium, Running, translate};
 use crate::refusal::{Answer, Refusal};
 
@@ -66,7 +68,7 @@ impl Host {
 
     /// Looks how large the drives of an array are now, and uses what fits on all of them.
     async fn use_larger_drives(&self, running: Running) -> Answer<u64> {
-        let sizes = self.measure_members(running.uuid)?;
+        let sizes = self.measure_members(running.uuid).await?;
         let grown = self.on_array(running, async move |_, pool| {
             for member in pool.array().status().members {
                 let size = sizes.iter().find(|(index, _)| *index == member.index.0);
@@ -84,22 +86,44 @@ impl Host {
     }
 
     /// The members of an array and the bytes that their drives have now.
-    fn measure_members(&self, array: Uuid) -> Answer<Vec<(u8, u64)>> {
+    async fn measure_members(&self, array: Uuid) -> Answer<Vec<(u8, u64)>> {
+        let members: Vec<(String, u8)> = self.look(|state| {
+            let drives = state.drives.iter();
+            let of_array = drives.filter_map(|(name, drive)| {
+                let (_, member) = drive.used_by.filter(|user| user.0 == array)?;
+                Some((name.clone(), member))
+            });
+            of_array.collect()
+        });
+        let mut sizes = Vec::new();
+        for (name, member) in members {
+            let drive = self.attached(&name)?;
+            let bytes = match drive.device().cloned() {
+                None => drive.bytes(),
+                Some(device) => self.measure(&name, device).await?,
+            };
+            sizes.push((member, bytes));
+        }
+        Ok(sizes)
+    }
+
+    /// The bytes that a drive has now; from now on it is known to have them.
+    async fn measure(&self, name: &str, device: Arc<OpenDevice>) -> Answer<u64> {
+        let asked = device.clone();
+        let grown = blocking(name, move || asked.grown()).await?.map_err(|error| {
+            Refusal::failed(format!("the size of drive {name} is not known: {error}"))
+        })?;
+        let Some(grown) = grown.map(Arc::new) else { return Ok(device.limits.bytes) };
+        let bytes = grown.limits.bytes;
         self.look(|state| {
-            let mut sizes = Vec::new();
-            for (name, drive) in &mut state.drives {
-                let Some((_, member)) = drive.used_by.filter(|user| user.0 == array) else {
-                    continue;
-                };
-                if let Medium::Device(device) = &mut drive.medium {
-                    let grown = device.grown().map_err(|error| {
-                        Refusal::failed(format!("the size of drive {name} is not known: {error}"))
-                    })?;
-                    *device = grown.map_or(device.clone(), Arc::new);
-                }
-                sizes.push((member, drive.bytes()));
+            let its = state.drives.get_mut(name).map(|drive| &mut drive.medium);
+            // Another may have its name by now.
+            if let Some(Medium::Device(its)) = its
+                && Arc::ptr_eq(its, &device)
+            {
+                *its = grown;
             }
-            Ok(sizes)
-        })
+        });
+        Ok(bytes)
     }
 }

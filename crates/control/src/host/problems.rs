@@ -235,7 +235,7 @@ fn note_problems_of_array(array: &Array, drives: &[Drive], problems: &mut Vec<St
         ArrayState::Optimal | ArrayState::Stopped => {}
         ArrayState::Degraded => problems.push(degraded(array, drives)),
         ArrayState::Failed => problems.push(failed(array, drives)),
-        ArrayState::Unavailable => problems.extend(array.error.clone()),
+        ArrayState::Unavailable | ArrayState::Silent => problems.extend(array.error.clone()),
     }
     if !array.bad_blocks.is_empty() {
         let count = array.bad_blocks.len();

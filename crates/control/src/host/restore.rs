@@ -1,6 +1,7 @@
 //! The host's first and last steps: what shall be is brought up, and everything is put to rest.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use ashlar_reactor::join::join_all;
 use ashlar_target::nvme_tcp::Coming;
@@ -16,6 +17,8 @@ use crate::refusal::Answer;
 
 /// That are started side by side: each may hold its whole ring in memory for a moment.
 const ARRAYS_AT_ONCE: usize = 8;
+/// A stop waits for a change that is under way; but a reactor may hang in the middle of one.
+const CHANGE_WITHIN: Duration = Duration::from_secs(60);
 
 impl Host {
     /// Attaches the catalog's drives, starts its arrays and their exports. What cannot be started
@@ -145,9 +148,12 @@ impl Host {
     }
 
     /// Drains exports, then flushes and stops arrays. They will be started again with the daemon.
-    /// Waits for a change under way; none begins afterwards.
+    /// Waits for a change under way, if that ends; none begins afterwards.
     pub async fn shut_down(&self) -> Answer<()> {
-        let _turn = self.changes.lock().await;
+        let turn = tokio::time::timeout(CHANGE_WITHIN, self.changes.lock()).await;
+        if turn.is_err() {
+            tracing::error!("a change does not end: what can be put to rest beside it is");
+        }
         self.look(|state| state.stopping = true);
         let mut first_trouble = Ok(());
         let waiting = self.look(|state| std::mem::take(&mut state.waiting));

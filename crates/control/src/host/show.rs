@@ -16,12 +16,13 @@ use crate::api::status::Status;
 use crate::api::traffic::Traffic;
 use crate::device::content::Content;
 use crate::device::{Identity, OpenDevice};
-use crate::engine::Memory;
+use crate::engine::{self, Memory};
 use crate::host::cores::Reports;
 use crate::host::problems::problems;
 use crate::host::{Attached, Host, Medium, Running, exports};
 use crate::refusal::{Answer, Refusal, RefusalKind};
 use crate::remote::Initiator;
+use crate::served::Served;
 use crate::snapshot::{ArraySnapshot, MemberSnapshot, percent};
 use crate::takeover::Decision;
 
@@ -168,7 +169,7 @@ impl Host {
             (Some(running), Some(Ok(snapshot)), _) => self.running_shown(&name, running, snapshot),
             (Some(_), Some(Err(refusal)), _) => {
                 let why = format!("array {name} does not answer: {}", refusal.line());
-                idle_array(&name, uuid, ArrayState::Unavailable, Some(why))
+                idle_array(&name, uuid, ArrayState::Silent, Some(why))
             }
             (_, _, Some(why)) => idle_array(&name, uuid, ArrayState::Unavailable, Some(why.line())),
             (_, _, None) => idle_array(&name, uuid, ArrayState::Stopped, None),
@@ -266,7 +267,7 @@ impl Host {
         let arrays = self.arrays_with(&snapshots);
         let reports = self.reports().await;
         let drives = self.drives_with(&snapshots, &reports);
-        let exports = self.list_exports().await;
+        let exports = self.exports_with(&reports).await;
         let spares = self.spares_with(&snapshots);
         let mut problems = problems(&drives, &arrays, &spares, &exports);
         let unsaved = self.look(|state| state.unsaved.clone());
@@ -286,28 +287,44 @@ impl Host {
     }
 
     pub async fn list_exports(&self) -> Vec<Export> {
+        self.exports_with(&self.reports().await).await
+    }
+
+    pub(super) async fn exports_with(&self, reports: &Reports) -> Vec<Export> {
         let mut names: Vec<String> =
             self.look(|state| state.catalog.exports.keys().cloned().collect());
         names.sort_by(|a, b| natord::compare(a, b));
+        let answers = |core: usize| reports.contains_key(&core);
         let mut exports = Vec::new();
         for name in names {
             // One that was deleted meanwhile is left out.
-            exports.extend(self.show_export(&name).await.ok());
+            exports.extend(self.export_with(&name, answers).await.ok());
         }
         exports
     }
 
+    /// The reactors that serve an export.
+    pub(super) fn cores_of(&self, export: &str) -> Vec<usize> {
+        self.look(|state| {
+            let parts = state.exports.get(export).map(|its| its.parts.iter());
+            parts.into_iter().flatten().map(|(core, _)| *core).collect()
+        })
+    }
+
     fn parts_shown(&self, name: &str, queues: &[u16]) -> Vec<ExportPart> {
-        let parts = self
-            .look(|state| state.exports.get(name).map(|its| its.parts.clone()).unwrap_or_default());
-        let part = |((core, _), queues): (&(usize, _), &u16)| ExportPart {
-            cpu: self.cores[*core].cpu(),
+        let part = |(core, queues): (usize, &u16)| ExportPart {
+            cpu: self.cores[core].cpu(),
             queues_active: *queues,
         };
-        parts.iter().zip(queues).map(part).collect()
+        self.cores_of(name).into_iter().zip(queues).map(part).collect()
     }
 
     pub async fn show_export(&self, name: &str) -> Answer<Export> {
+        self.export_with(name, |_| true).await
+    }
+
+    /// `answers`: whether the reactor of a core is worth asking.
+    async fn export_with(&self, name: &str, answers: impl Fn(usize) -> bool) -> Answer<Export> {
         let (known, why) = self.look(|state| {
             let known = state.catalog.exports.get(name).cloned();
             (known, state.down.get(name).map(|its| its.why.line()))
@@ -340,23 +357,17 @@ impl Host {
         let Some((served, serial)) = self.served(name) else {
             export.error = why.or_else(|| Some(format!("array {} does not run", export.array)));
             if let Some(waiting) = self.look(|state| state.waiting.get(name).cloned()) {
-                // One that was just handed over is asked again by the next look.
-                let connected = waiting.status().await.is_ok_and(|its| its.connected);
-                export.unreachable = waiting.lost();
-                export.state = state_of(connected, export.unreachable.as_deref());
-                let waits_for = |why: &Refusal| {
-                    format!("its guest waits for array {}: {}", export.array, why.error)
-                };
-                export.error = self.look(|state| {
-                    let down = state.down.get(name).map(|its| its.why.line());
-                    let waits = state.unavailable.get(&known.array).map(waits_for);
-                    waits.or(down).or(export.unreachable.clone())
-                });
+                self.show_waiting(&mut export, known.array, &waiting).await;
             }
             return Ok(export);
         };
         export.serial = Some(serial);
-        let status = match served.status().await {
+        let cores = self.cores_of(name);
+        let status = match cores.into_iter().all(answers) {
+            true => served.status().await,
+            false => Err(engine::silent()),
+        };
+        let status = match status {
             Ok(status) => status,
             Err(refusal) => {
                 export.error = Some(refusal.line());
@@ -375,6 +386,20 @@ impl Host {
         export.traffic = Some(status.traffic);
         export.way = status.way;
         Ok(export)
+    }
+
+    async fn show_waiting(&self, export: &mut Export, array: Uuid, waiting: &Served) {
+        // One that was just handed over is asked again by the next look.
+        let connected = waiting.status().await.is_ok_and(|its| its.connected);
+        export.unreachable = waiting.lost();
+        export.state = state_of(connected, export.unreachable.as_deref());
+        let waits_for =
+            |why: &Refusal| format!("its guest waits for array {}: {}", export.array, why.error);
+        export.error = self.look(|state| {
+            let down = state.down.get(&export.name).map(|its| its.why.line());
+            let waits = state.unavailable.get(&array).map(waits_for);
+            waits.or(down).or(export.unreachable.clone())
+        });
     }
 }
 

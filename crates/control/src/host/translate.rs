@@ -31,7 +31,7 @@ pub fn assemble(name: &str, drives: &Absent, full: &[String], error: &AssembleEr
     let text = format!("array {name} cannot start: {error}");
     match error {
         AssembleError::NoLabel | AssembleError::NoSuperblock => Refusal::conflict(text)
-            .fix("look at its drives with `ashlar inspect DRIVE`, and attach those that are good"),
+            .fix("`ashlar drive show` says what its drives carry; attach those that are good"),
         AssembleError::Newer { .. } => Refusal::conflict(text)
             .fix("start the ashlar that wrote it; an older one would lose what that has written"),
         AssembleError::TooSmall { drive, member, has, needs } => Refusal::conflict(format!(

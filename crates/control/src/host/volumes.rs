@@ -58,7 +58,15 @@ impl Host {
         };
         let mut found = Vec::new();
         for running in arrays {
-            let snapshot = self.snapshot(running).await?;
+            let snapshot = self.snapshot(running).await.map_err(|refusal| match array {
+                Some(_) => refusal,
+                // It may have a twin there.
+                None => {
+                    let its = self.array_name(running.uuid);
+                    Refusal { error: format!("array {its}: {}", refusal.error), ..refusal }
+                        .fix(format!("say ARRAY/{volume}, if it is of another array"))
+                }
+            })?;
             let of_this = snapshot.volumes.into_iter().filter(|known| known.name == volume);
             found.extend(of_this.map(|known| (running, known)));
         }

@@ -111,7 +111,10 @@ impl Host {
         for array in self.note_absences(&now) {
             self.mend(array).await;
         }
-        seen.arrays = now;
+        // What changes while one is silent is told once it answers again.
+        let before = std::mem::replace(&mut seen.arrays, now);
+        let silent = before.into_iter().filter(|(uuid, _)| seen.silent.contains(uuid));
+        seen.arrays.extend(silent);
         self.watch_exports(seen).await;
     }
 
@@ -150,9 +153,17 @@ impl Host {
     }
 
     async fn watch_exports(&self, seen: &mut Seen) {
-        let exports = self.list_exports().await;
-        let connected = exports.into_iter().filter(|its| its.state == ExportState::Connected);
-        let connected: BTreeSet<String> = connected.map(|export| export.name).collect();
+        let reports = self.reports().await;
+        let mut connected = BTreeSet::new();
+        for export in self.exports_with(&reports).await {
+            // Of one whose reactor does not answer, nobody knows.
+            let is_silent =
+                !self.cores_of(&export.name).iter().all(|core| reports.contains_key(core));
+            let was_connected = seen.connected.contains(&export.name);
+            if export.state == ExportState::Connected || is_silent && was_connected {
+                connected.insert(export.name);
+            }
+        }
         for export in connected.difference(&seen.connected) {
             tracing::info!(export, "a guest has connected");
         }
@@ -364,7 +375,8 @@ impl Host {
                 let Some(known) = state.catalog.drives.get(name) else { continue };
                 let is_held = !is_remote(known) && why.may_pass;
                 if is_held && is_first_of_no_more {
-                    why.fix = Some("once it is free, `ashlar drive detach` and attach it".into());
+                    why.fix =
+                        Some("once it can be had, `ashlar drive detach` and attach it".into());
                 }
                 if is_remote(known) || is_held && seen.looks < LOOKS_FOR_HELD_MAX {
                     missing.insert(name.clone(), known.clone());
@@ -393,7 +405,10 @@ fn log_changes(name: &str, before: &ArraySnapshot, now: &ArraySnapshot) {
         match now.state {
             ArrayState::Optimal => tracing::info!(array = name, "optimal"),
             ArrayState::Degraded => tracing::warn!(array = name, "degraded"),
-            ArrayState::Failed | ArrayState::Stopped | ArrayState::Unavailable => {
+            ArrayState::Failed
+            | ArrayState::Stopped
+            | ArrayState::Unavailable
+            | ArrayState::Silent => {
                 tracing::error!(array = name, "failed: some blocks cannot be served");
             }
         }

@@ -144,11 +144,9 @@ impl NvmeDevice {
         comes_up || !self.is_idle() || !self.finished.is_empty()
     }
 
-    /// Takes memory from the drive that is gone, so that it is pinned no longer. Cheap if none is;
-    /// while something is under way a look does it.
+    /// Takes memory from the drive that is gone, so that it is pinned no longer. Cheap if none is.
     pub fn forget_the_dead(&mut self) {
-        let idle = self.is_idle();
-        if let Some(controller) = self.controller.as_mut().filter(|_| idle)
+        if let Some(controller) = &mut self.controller
             && self.windows.has_dead()
         {
             self.windows.purge(controller.bus());
@@ -395,10 +393,8 @@ impl NvmeDevice {
 
     /// Looks after the drive: is it there, and does it answer?
     fn look(&mut self, now: Instant) {
+        self.forget_the_dead();
         let Some(controller) = &mut self.controller else { return };
-        if self.free_requests.len() == self.requests.len() {
-            self.windows.purge(controller.bus());
-        }
         if !controller.is_running() {
             return;
         }

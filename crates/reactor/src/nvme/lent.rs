@@ -65,7 +65,7 @@ impl Lent {
         self.awaited
     }
 
-    /// Before a sleep that nothing may end for long: memory of guests that are gone is let go.
+    /// Before a sleep that nothing may end for long: memory that is gone is let go.
     pub(crate) fn forget_the_dead(&mut self) {
         if let Some(device) = &mut self.device {
             device.forget_the_dead();

@@ -1,8 +1,10 @@
 //! Where a command's data is, told by physical region pages (Base 4.1.1).
 //!
-//! Memory of the engine and of guests is mapped for the function the first time it is met, and
-//! stays so while it lives: then a command costs look-ups only. What cannot be told by pages, or
-//! not be mapped, goes through memory that always is (it "bounces").
+//! Memory of the engine is mapped for the function the first time it is met, and stays so while it
+//! lives: then a command costs look-ups only. What cannot be told by pages, or not be mapped, goes
+//! through memory that always is (it "bounces"). So does memory of guests: its file may be given
+//! other pages at any time (a balloon takes some out, and the guest uses them again), and a mapping
+//! leads to the old ones.
 //!
 //! Invariant: a page is told to the function only while its memory lives: the operation that the
 //! command is for has views of it.
@@ -14,7 +16,7 @@ use super::bus::Bus;
 use super::command::PAGE;
 use crate::buffer::{Buffer, Buffers, MemoryId};
 
-/// Guest memory is mapped in pieces of this size: pinning all of it at once would take too long.
+/// Memory is mapped in pieces of this size: pinning much of it at once would take too long.
 const WINDOW_BYTES: usize = 8 << 20;
 /// Mappings of memory that is gone are looked for when there are this many more than after the
 /// last time.
@@ -40,8 +42,7 @@ impl Windows {
     fn find(&mut self, bus: &mut dyn Bus, view: &Buffer, offset: usize) -> Option<(u64, usize)> {
         let memory = view.memory();
         let start = memory.start.as_ptr().addr();
-        // To map what is known for one command only would cost more than to copy it.
-        if !start.is_multiple_of(PAGE) || view.is_lent() {
+        if !start.is_multiple_of(PAGE) || view.is_foreign() {
             return None;
         }
         let from = view.as_ptr().addr() + offset - start;
@@ -185,6 +186,16 @@ mod tests {
         assert_eq!(told(&data, 0..data.len() - PAGE).unwrap().len(), 4);
         // Not to a multiple of four bytes: PRP cannot say it.
         assert_eq!(told(&pool.take(PAGE).slice(2..514).into(), 0..512), None);
+    }
+
+    #[test]
+    fn memory_of_guests_bounces() {
+        let own = BufferPool::new().take(4 * PAGE);
+        let start = own.memory().start;
+        // SAFETY: it lives as long as the view that is kept.
+        let guests = unsafe { Buffer::foreign(start, 4 * PAGE, std::rc::Rc::new(own.clone())) };
+        assert_eq!(told(&guests.into(), 0..PAGE), None);
+        assert!(told(&own.into(), 0..PAGE).is_some());
     }
 
     #[test]

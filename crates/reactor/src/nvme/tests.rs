@@ -501,7 +501,7 @@ fn a_backend_sleeps_no_longer_than_until_the_next_look() {
 }
 
 #[test]
-fn memory_of_a_guest_that_is_gone_is_let_go_before_a_sleep() {
+fn memory_that_is_gone_is_let_go_before_a_sleep() {
     let mut its = lent();
     let own = its.model.mappings();
     let write = its.write(0, &noise(1 << 20, 3));

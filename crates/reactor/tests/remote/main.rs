@@ -530,6 +530,14 @@ fn who_opens_it_hears_that_a_volatile_cache_may_have_lost_something() {
     drive.flush().unwrap();
 }
 
+/// Whoever opens it would wait for as long as it goes on.
+#[test]
+fn data_of_no_bytes_is_no_answer() {
+    let model = Model::start(Faults { empty_data: true, ..Faults::default() });
+    let trouble = Handle::open(target(&model, NONE)).map(|_| ()).unwrap_err();
+    assert!(matches!(trouble, Trouble::Fault(_)), "{trouble:?}");
+}
+
 #[test]
 fn refusals_say_why() {
     let model = Model::start(Faults { host: Some("nqn.other".into()), ..Faults::default() });

@@ -45,6 +45,8 @@ pub struct Faults {
     /// Pieces that data is asked for, and sent, in.
     pub r2t_bytes: usize,
     pub data_bytes: usize,
+    /// Data of no bytes is sent first, again and again.
+    pub empty_data: bool,
     /// Reads are answered by their data alone.
     pub success_flag: bool,
     /// Several commands are taken before one is answered, and the last is answered first.
@@ -84,6 +86,7 @@ impl Default for Faults {
             late_r2t: None,
             r2t_bytes: usize::MAX,
             data_bytes: usize::MAX,
+            empty_data: false,
             success_flag: false,
             reversed: false,
             wrong_data_digests: 0,
@@ -409,20 +412,27 @@ impl Connection {
     }
 
     fn send_data(&mut self, id: u16, data: &[u8], flags: u8) -> Result<(), Over> {
+        while self.inner.faults().empty_data {
+            self.send_part(id, 0, &[], 0)?;
+        }
         let most = self.inner.faults().data_bytes.min(data.len());
         for (i, part) in data.chunks(most).enumerate() {
             let at = i * most;
             let flags = if at + part.len() == data.len() { LAST | flags } else { 0 };
-            self.send(Kind::C2hData, flags, part, |common| Data {
-                common,
-                command: U16::new(id),
-                tag: U16::new(0),
-                offset: U32::new(at as u32),
-                len: U32::new(part.len() as u32),
-                reserved: [0; 4],
-            })?;
+            self.send_part(id, at, part, flags)?;
         }
         Ok(())
+    }
+
+    fn send_part(&mut self, id: u16, at: usize, part: &[u8], flags: u8) -> Result<(), Over> {
+        self.send(Kind::C2hData, flags, part, |common| Data {
+            common,
+            command: U16::new(id),
+            tag: U16::new(0),
+            offset: U32::new(at as u32),
+            len: U32::new(part.len() as u32),
+            reserved: [0; 4],
+        })
     }
 
     fn connect(&mut self, command: &Command, data: &[u8]) -> Result<(), Over> {

@@ -64,8 +64,9 @@ const REQUEST_BYTES_MIN: u64 = 4096;
 /// out the turns that it has had in advance (deficit round robin: Shreedhar and Varghese, SIGCOMM
 /// 1995).
 const TURN_BYTES: u64 = POPS_PER_TURN_MAX as u64 * REQUEST_BYTES_MIN;
-/// The same while other exports are asked: what their requests wait for, however deep this queue
-/// is. A reactor does a tenth less in turns that are so short.
+/// The same while other exports are asked, of all queues of an export together that have something
+/// to do: what others' requests wait for, however deep these are, and however many. A reactor does
+/// a tenth less in turns that are so short.
 const TURN_BYTES_BESIDE_OTHERS: u64 = 4 * REQUEST_BYTES_MIN;
 /// All queues together answer no more in a turn than there is room for.
 const _: () = {
@@ -260,11 +261,13 @@ impl Queue {
         self.caught_up.until(reactor, caught_up).await;
         self.become_state(State::Stopped);
         self.wake_workers(u16::MAX);
-        // Lets the listener's wait end; it reads the kick back.
-        while !ring(&self.bells.borrow().kick) {
-            reactor.sleep(LISTEN_AGAIN).await;
+        // Lets the listener's wait end. Whoever has the other end may take a kick away before the
+        // kernel has looked for it.
+        while self.tasks.get() > 0 {
+            let _ = ring(&self.bells.borrow().kick);
+            let again = reactor.now().after(LISTEN_AGAIN);
+            self.ended.until_or(reactor, again, || self.tasks.get() == 0).await;
         }
-        self.ended.until(reactor, || self.tasks.get() == 0).await;
         self.disk.throttle().calm();
         assert!(self.in_flight.get() == 0, "a worker ends when its request is answered");
         self.tell_used();
@@ -511,12 +514,15 @@ impl Poller for Queue {
         if self.state.get() != State::Running {
             return shown;
         }
-        let turn_bytes =
-            if self.disk.has_neighbours() { TURN_BYTES_BESIDE_OTHERS } else { TURN_BYTES };
+        let looked = self.ring.borrow_mut().look();
+        let asking = self.disk.queues_asking(looked == Ok(true));
+        let turn_bytes = match self.disk.has_neighbours() {
+            true => (TURN_BYTES_BESIDE_OTHERS / u64::from(asking)).max(1),
+            false => TURN_BYTES,
+        };
         // What is not used is not saved up.
         let credit = self.credit.get().saturating_add_unsigned(turn_bytes);
         self.credit.set(credit.min(turn_bytes.cast_signed()));
-        let looked = self.ring.borrow_mut().look();
         match looked {
             // What was seen there may be zeroes.
             _ if self.alarm.has_rung() => {

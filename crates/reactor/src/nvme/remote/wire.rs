@@ -83,7 +83,7 @@ impl Wire {
             reserved: [0; 112],
         };
         let until = machine_time() + GREET_WITHIN;
-        self.send(ours.as_bytes())?;
+        self.send(ours.as_bytes(), until, "its first PDU")?;
         let mut bytes = [0; pdu::HEADER_BYTES_MAX];
         self.receive(&mut bytes[..pdu::COMMON_BYTES], until, "its first PDU")?;
         let common = pdu::header::<Common>(&bytes).ok_or(Fault::Header(0))?;
@@ -134,7 +134,8 @@ impl Wire {
         Ok(self.stream.peer_addr()?)
     }
 
-    /// Sends a command and waits for its completion. Of `what` speak errors.
+    /// Sends a command and waits for its completion. Of `what` speak errors. No bytes at all, sent
+    /// or asked for, are one: they could come again and again.
     pub(super) fn call(
         &mut self,
         command: Command,
@@ -144,7 +145,7 @@ impl Wire {
     ) -> Result<Completion, Trouble> {
         let until = machine_time() + within;
         self.id = self.id.wrapping_add(1);
-        self.send_command(command, &payload)?;
+        self.send_command(command, &payload, until, what)?;
         let (mut received, mut granted) = (0, 0);
         loop {
             let mut head = [0; pdu::DATA_AT_MAX + pdu::QUOTE_BYTES_MAX];
@@ -173,7 +174,8 @@ impl Wire {
                     };
                     let at = its.offset.get() as usize;
                     let place = into.get_mut(at..at + shape.data_bytes);
-                    let place = place.filter(|_| at == received && its.command.get() == self.id);
+                    let place = place.filter(|its| at == received && !its.is_empty());
+                    let place = place.filter(|_| its.command.get() == self.id);
                     let place = place.ok_or(Fault::OutOfRange)?;
                     self.receive_data(place, shape.data_digest, until, what)?;
                     received += shape.data_bytes;
@@ -188,9 +190,9 @@ impl Wire {
                     let its = pdu::header::<R2t>(&head).ok_or(Fault::Header(4))?;
                     let Payload::Out(from) = &payload else { return Err(Fault::Sequence.into()) };
                     let (at, len) = (its.offset.get() as usize, its.len.get() as usize);
-                    let asked = from.get(at..at + len);
+                    let asked = from.get(at..at + len).filter(|its| !its.is_empty());
                     let asked = asked.filter(|_| at == granted && its.command.get() == self.id);
-                    self.send_data(asked.ok_or(Fault::OutOfRange)?, &its)?;
+                    self.send_data(asked.ok_or(Fault::OutOfRange)?, &its, until, what)?;
                     granted += len;
                 }
                 Kind::C2hTermReq => {
@@ -205,7 +207,13 @@ impl Wire {
         }
     }
 
-    fn send_command(&mut self, command: Command, payload: &Payload<'_>) -> Result<(), Trouble> {
+    fn send_command(
+        &mut self,
+        command: Command,
+        payload: &Payload<'_>,
+        until: Duration,
+        what: &'static str,
+    ) -> Result<(), Trouble> {
         let length = |len: usize| u32::try_from(len).expect("data of a command");
         let (data, sgl): (&[u8], _) = match payload {
             Payload::None => (&[], Sgl::Transport { bytes: 0 }),
@@ -217,11 +225,18 @@ impl Wire {
         };
         let command = command.with_id(self.id).with_sgl(sgl).to_bytes();
         let shape = Shape::new(Kind::CapsuleCmd, data.len(), self.alignment, self.digests);
-        self.send(&shape.written(&CapsuleCmd { common: shape.common(0), command }, data))
+        let capsule = CapsuleCmd { common: shape.common(0), command };
+        self.send(&shape.written(&capsule, data), until, what)
     }
 
     /// What an R2T has asked for.
-    fn send_data(&mut self, data: &[u8], asked: &R2t) -> Result<(), Trouble> {
+    fn send_data(
+        &mut self,
+        data: &[u8],
+        asked: &R2t,
+        until: Duration,
+        what: &'static str,
+    ) -> Result<(), Trouble> {
         let mut at = asked.offset.get();
         let most = usize::try_from(self.h2c_data_bytes_max).expect("32 bits");
         let mut parts = data.chunks(most).peekable();
@@ -233,15 +248,35 @@ impl Wire {
             let (common, offset) = (shape.common(flags), U32::new(at));
             let header =
                 Data { common, command, tag, offset, len: U32::new(len), reserved: [0; 4] };
-            self.send(&shape.written(&header, part))?;
+            self.send(&shape.written(&header, part), until, what)?;
             at += len;
         }
         Ok(())
     }
 
-    fn send(&mut self, bytes: &[u8]) -> Result<(), Trouble> {
-        self.stream.set_write_timeout(Some(GREET_WITHIN))?;
-        Ok(self.stream.write_all(bytes)?)
+    /// All of it, before `until`: however little is taken at a time.
+    fn send(
+        &mut self,
+        mut bytes: &[u8],
+        until: Duration,
+        what: &'static str,
+    ) -> Result<(), Trouble> {
+        while !bytes.is_empty() {
+            let left = until.saturating_sub(machine_time());
+            if left.is_zero() {
+                return Err(Trouble::Silent(what));
+            }
+            self.stream.set_write_timeout(Some(left))?;
+            match self.stream.write(bytes) {
+                Ok(0) => return Err(Trouble::Lost("it has closed the connection".into())),
+                Ok(taken) => bytes = &bytes[taken..],
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                // The time is over: the clock above says so, too.
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
     }
 
     fn receive_data(

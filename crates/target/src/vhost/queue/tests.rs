@@ -291,6 +291,56 @@ fn a_deep_queue_does_not_starve_a_shallow_one() {
     }
 }
 
+/// A guest with many rings, all of them full, beside one with a single one.
+#[test]
+fn many_queues_of_one_export_have_no_more_than_one() {
+    const DEEP: u16 = 64;
+    const ROUNDS: u16 = 200;
+    const BYTES: u32 = 4096;
+    for rings in [1, 16] {
+        run(move |reactor| async move {
+            let wide = disk(&reactor, Level::Raid0, 2).await;
+            let mut wide: Vec<Driver> =
+                (0..rings).map(|_| Driver::start(&reactor, &wide, DEEP)).collect();
+            let its = disk(&reactor, Level::Raid0, 2).await;
+            let mut one = Driver::start(&reactor, &its, 4);
+            for driver in &wide {
+                (0..DEEP).for_each(|slot| driver.describe_shared(slot, BYTES));
+            }
+            one.describe(0, false);
+            let mut offered = vec![0u16; wide.len()];
+            let all = |wide: &[Driver]| -> u64 {
+                wide.iter().map(|driver| u64::from(driver.guest.used_index())).sum()
+            };
+            let mut waits = Vec::new();
+            for round in 0..ROUNDS {
+                one.offer(0, 8);
+                let before = all(&wide);
+                while one.guest.used_index() != round + 1 {
+                    for (driver, offered) in wide.iter_mut().zip(&mut offered) {
+                        while offered.wrapping_sub(driver.guest.used_index()) < DEEP {
+                            driver.guest.offer(*offered % DEEP);
+                            *offered += 1;
+                        }
+                    }
+                    one.turns.next().await;
+                }
+                waits.push(all(&wide) - before);
+            }
+            waits.sort_unstable();
+            // Each queue may finish a request that is larger than what it has.
+            let slowest = waits[waits.len() * 9 / 10];
+            let most = 3 * TURN_BYTES_BESIDE_OTHERS / REQUEST_BYTES_MIN + rings;
+            assert!(slowest <= most, "{slowest} of {rings} rings before one of the other");
+            let least = u64::from(ROUNDS) * TURN_BYTES_BESIDE_OTHERS / REQUEST_BYTES_MIN / 2;
+            assert!(waits.iter().sum::<u64>() > least, "they were not at work");
+            for driver in wide.iter().chain([&one]) {
+                driver.queue.stop().await;
+            }
+        });
+    }
+}
+
 /// Requests that need no drive are answered at once; a worker goes from one to the next.
 #[test]
 fn requests_that_are_answered_at_once_are_taken_in_turns() {
