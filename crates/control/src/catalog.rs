@@ -409,13 +409,19 @@ mod tests {
 
     #[test]
     fn an_old_look_is_no_news() {
-        let known = filled().arrays.into_values().next().unwrap();
-        let at = |generation| known.news(generation, BTreeSet::new(), known.drives.clone());
-        assert_eq!(at(8), None);
-        assert_eq!(at(10).map(|news| (news.generation, news.started)), Some((10, true)));
+        let mut known = filled().arrays.into_values().next().unwrap();
+        let left = BTreeSet::from([Uuid::from_bytes([77; 16])]);
+        known.current.extend(&left);
+        let at = |generation, current: &BTreeSet<Uuid>| {
+            known.news(generation, current.clone(), known.drives.clone())
+        };
+        assert_eq!(at(8, &left), None);
+        assert_eq!(at(10, &left).map(|news| (news.generation, news.started)), Some((10, true)));
         // A drive is away, which the array has not noted yet.
-        assert_eq!(at(9).map(|news| news.current), Some(BTreeSet::new()));
-        assert_eq!(known.news(9, known.current.clone(), known.drives.clone()), None);
+        assert_eq!(at(9, &left).map(|news| news.current), Some(left));
+        // All are.
+        assert_eq!(at(9, &BTreeSet::new()), None);
+        assert_eq!(at(9, &known.current), None);
     }
 
     #[test]

@@ -12,7 +12,8 @@
 //! 2. the rows are in the list of bad blocks, durably, as not settled (crash: at start 3 is done
 //!    again, before anything is served)
 //! 3. zeroes take the place of what is lost, and parity is made anew (crash: as 2; the journal may
-//!    hold older parity, and store that again before)
+//!    hold older parity, and store that again before. A drive that takes none of it: the rows are
+//!    doubtful, nothing is worked out from their parity, and it is tried again by whoever comes by)
 //! 4. all is durable, and nothing older is in the journal; the rows are settled (crash: parity
 //!    agrees)
 
@@ -210,7 +211,9 @@ impl Array {
             self.give_up_rows(stripe, &rows, true).await?;
         }
         self.make_durable().await?;
-        if is_settled { self.bad.settle_stripe(stripe).await } else { Ok(()) }
+        let is_sure = self.bad.doubtful(stripe).is_empty();
+        let may_settle = is_settled || is_sure && !self.journal.tells_parity_of(stripe);
+        if may_settle { self.bad.settle_stripe(stripe).await } else { Ok(()) }
     }
 
     async fn make_durable(&self) -> Result<(), ArrayError> {
@@ -228,32 +231,29 @@ impl Array {
         Ok(())
     }
 
-    /// The same of these rows.
+    /// The same of these rows. False: it cannot be now, and their parity may not agree.
     pub(crate) async fn give_up_unsettled(
         self: &Rc<Self>,
         stripe: StripeIndex,
         rows: &Range<u32>,
-    ) -> Result<(), ArrayError> {
+    ) -> Result<bool, ArrayError> {
         // By force, what is known of it is left as it is.
         if self.is_stranded(stripe) {
-            return Ok(());
+            return Ok(true);
         }
         let _region = self.mark_dirty(stripe).await?;
         let _stripe = self.lock_stripe(stripe, Mode::Exclusive).await;
         match self.give_up_rows(stripe, &self.whole_sectors(rows), false).await {
-            Ok(_) => Ok(()),
+            Ok(_) => Ok(true),
             // Until the member is back that could have the rest of these rows, or there is room.
-            Err(ArrayError::Lost | ArrayError::TooManyBad) => {
-                self.unsynced.insert(stripe);
-                Ok(())
-            }
+            Err(ArrayError::Lost | ArrayError::TooManyBad) => Ok(false),
             Err(error) => Err(error),
         }
     }
 
     /// Step 4, for all that was given up before.
     pub(crate) async fn settle_bad(self: &Rc<Self>) -> Result<(), ArrayError> {
-        if self.bad.unsettled().is_empty() {
+        if !self.bad.has_placed() {
             return Ok(());
         }
         let added = self.bad.added();
@@ -278,8 +278,10 @@ impl Array {
         }
         let probed = self.probe_all(stripe, held, rows).await?;
         let (mut lost, mut slices, mut written) = (Vec::new(), Vec::new(), 0);
-        for band in bands(rows, &probed) {
+        let doubtful = self.bad.doubtful(stripe);
+        for band in bands(rows, &probed, &doubtful) {
             let readable = readable(held, &probed, &band);
+            let agrees = agrees && !doubtful.iter().any(|its| overlap(its, &band));
             let verdict = judge(&self.layout_of(stripe), held, readable, agrees);
             if verdict == Verdict::default() {
                 continue;
@@ -299,12 +301,12 @@ impl Array {
             let left = self.members.held(stripe) & !missed;
             let bearable = self.can_do_with(stripe, left) && self.members.bears(stripe, missed);
             if stored.no_space || !bearable {
-                self.unsynced.insert(stripe);
+                // What was to be lost is in the list, and its rows are doubtful.
                 return Err(if stored.no_space { ArrayError::NoSpace } else { ArrayError::Lost });
             }
             self.members.fence_missed(stripe, missed).await?;
         }
-        self.bad.placed(stripe);
+        self.bad.placed(stripe, rows);
         Ok(changed.then_some(lost))
     }
 
@@ -404,9 +406,10 @@ fn readable(held: Positions, probed: &[Probed], band: &Range<u32>) -> Positions 
     held & !unreadable.fold(0, |bits, its| bits | 1 << its.position)
 }
 
-/// The rows, cut wherever a position begins or ends to be readable.
-fn bands(rows: &Range<u32>, probed: &[Probed]) -> Vec<Range<u32>> {
-    cut(rows, probed.iter().flat_map(|its| &its.unreadable).cloned())
+/// The rows, cut wherever a position begins or ends to be readable, and parity to be doubtful.
+fn bands(rows: &Range<u32>, probed: &[Probed], doubtful: &[Range<u32>]) -> Vec<Range<u32>> {
+    let unreadable = probed.iter().flat_map(|its| &its.unreadable);
+    cut(rows, unreadable.chain(doubtful).cloned())
 }
 
 #[cfg(test)]

@@ -569,7 +569,8 @@ impl Array {
         bad: Positions,
     ) -> Result<SmallVec<[(u8, Buffer); 2]>, ArrayError> {
         // Parity that may not fit the data would give wrong data.
-        if self.unsynced.contains(stripe) || self.torn_stripes.contains(stripe) {
+        let doubtful = self.unsynced.contains(stripe) || self.torn_stripes.contains(stripe);
+        if doubtful || self.bad.doubts(stripe, rows) {
             return Err(ArrayError::Lost);
         }
         let mut bad = bad | wanted;

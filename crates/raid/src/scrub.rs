@@ -234,7 +234,8 @@ impl Array {
         if !self.is_written(stripe) {
             return Some(Verdict::Agrees);
         }
-        if self.unsynced.contains(stripe) || self.torn_stripes.contains(stripe) {
+        let doubtful = self.unsynced.contains(stripe) || self.torn_stripes.contains(stripe);
+        if doubtful || !self.bad.doubtful(stripe).is_empty() {
             return Some(Verdict::Unreadable);
         }
         let Some(have) = self.read_mended(stripe, flawed).await else {

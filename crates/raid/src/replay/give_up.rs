@@ -86,10 +86,8 @@ impl Array {
         rows: &[Range<u32>],
     ) -> Result<(), ArrayError> {
         for rows in rows {
-            self.give_up_unsettled(stripe, rows).await?;
             // Nobody would know of it after a crash: the ring has to say so until another start.
-            if self.unsynced.contains(stripe) {
-                self.unsynced.remove(stripe);
+            if !self.give_up_unsettled(stripe, rows).await? {
                 return Err(ArrayError::Lost);
             }
         }
