@@ -82,8 +82,8 @@ impl KnownArray {
     }
 
     /// What is to be known after a look at the running array; `None` if that is nothing new. Looks
-    /// may arrive in another order than they were taken: an old one is nothing new. Nor is anything
-    /// that none has everything: whoever had it last, has it.
+    /// may arrive in another order than they were taken: an old one is nothing new. Nor is it that
+    /// no drive here has everything: those who had it last still do.
     pub fn news(
         &self,
         generation: u64,

@@ -90,6 +90,8 @@ pub async fn serve(settings: Settings) -> Answer<()> {
         host.accept_handover(std::mem::take(&mut handover.exports));
     }
     let restored = tokio::select! {
+        // First, so that what is stored was loaded before.
+        biased;
         restored = host.restore() => restored.map(|()| true),
         // What has been started already is put to rest.
         () = signals.first() => shut_down(&host, &mut signals).await.map(|()| false),

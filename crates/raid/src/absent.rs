@@ -51,12 +51,12 @@ impl Members {
     /// Whoever of a set is still relied on knows who of it is fenced, so that one that never heard
     /// of it tells of what came after (see `assemble`). Of copies nobody misses a write who is not
     /// fenced for it; beside parity some miss it who have no part in it: if they are away, they are
-    /// fenced with the first, as far as the others can stand for them. In memory only.
-    pub(crate) fn fence_those_beside(&self) {
+    /// fenced with the first, as far as the others can stand for them. In memory only. True if any
+    /// are.
+    pub(crate) fn fence_those_beside(&self) -> bool {
         let absent = self.absent();
-        if !self.identity.layout().is_mirrored() && self.survives_without(&absent) {
-            self.mark_stale(absent.into_iter());
-        }
+        let may = !self.identity.layout().is_mirrored() && self.survives_without(&absent);
+        may && self.mark_stale(absent.into_iter())
     }
 
     /// Fences members that went with something in their drive's cache, as far as the others can

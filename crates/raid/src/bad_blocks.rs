@@ -77,11 +77,8 @@ pub struct BadBlocks {
     /// Stripes with more bad rows than there was room for: all of each counts, until the next
     /// start.
     beyond: RefCell<BTreeSet<u64>>,
-    /// Stripes whose parity is not known to agree in bad rows, durably: since when it does, or
-    /// `None`.
+    /// Stripes whose parity may not agree in bad rows: since when it does, or `None`.
     unsettled: RefCell<BTreeMap<u64, Option<u64>>>,
-    /// Rows of these in which it may not agree now. The rest of their stripes does.
-    doubtful: RefCell<BadSet>,
     sequence: Cell<u64>,
     /// Counts what was added.
     added: Cell<u64>,
@@ -102,7 +99,6 @@ impl BadBlocks {
         stored: &StoredList,
     ) -> Rc<BadBlocks> {
         let (mut set, mut unsettled) = (BadSet::default(), BTreeMap::new());
-        let mut doubtful = BadSet::default();
         let layout = identity.layout();
         for range in stored.newest.iter().flat_map(|newest| newest.ranges()) {
             let (stripe, chunk) = (StripeIndex(range.stripe.get()), range.chunk);
@@ -110,11 +106,9 @@ impl BadBlocks {
             let fits = stripe.0 < layout.stripes && rows.end <= layout.chunk_bytes;
             // No build of ours wrote what does not fit.
             if fits && chunk < layout.data {
-                let range_of = BadRange { stripe, chunk, rows };
-                set.insert(&range_of);
+                set.insert(&BadRange { stripe, chunk, rows });
                 if range.unsettled == 1 {
                     unsettled.insert(stripe.0, None);
-                    doubtful.insert(&range_of);
                 }
             }
         }
@@ -125,7 +119,6 @@ impl BadBlocks {
             set: RefCell::new(set),
             beyond: RefCell::default(),
             unsettled: RefCell::new(unsettled),
-            doubtful: RefCell::new(doubtful),
             sequence: Cell::new(stored.sequence()),
             added: Cell::default(),
             added_near: [const { Cell::new(0) }; NEAR],
@@ -236,7 +229,6 @@ impl BadBlocks {
         self.members.hide();
         *self.set.borrow_mut() = set;
         self.unsettled.borrow_mut().insert(stripe.0, None);
-        bad.iter().for_each(|range| self.doubtful.borrow_mut().insert(range));
         self.note_added(stripe);
         self.note_change();
         self.save().await
@@ -259,33 +251,12 @@ impl BadBlocks {
         self.note_change();
     }
 
-    /// What was worked out for these rows of a stripe stands in place, not durably yet.
-    pub(crate) fn placed(&self, stripe: StripeIndex, rows: &Range<u32>) {
+    /// What was worked out for the stripe stands in place, not durably yet.
+    pub(crate) fn placed(&self, stripe: StripeIndex) {
         self.note_added(stripe);
-        let mut doubtful = self.doubtful.borrow_mut();
-        for (chunk, _) in doubtful.of(stripe).to_vec() {
-            doubtful.remove(stripe, chunk, rows);
-        }
-        if let Some(since) = self.unsettled.borrow_mut().get_mut(&stripe.0)
-            && doubtful.of(stripe).is_empty()
-        {
+        if let Some(since) = self.unsettled.borrow_mut().get_mut(&stripe.0) {
             *since = Some(self.added.get());
         }
-    }
-
-    /// Rows of a stripe in which parity may not agree: nothing is worked out from it there.
-    pub(crate) fn doubtful(&self, stripe: StripeIndex) -> Vec<Range<u32>> {
-        self.doubtful.borrow().of(stripe).iter().map(|(_, rows)| rows.clone()).collect()
-    }
-
-    /// Whether some of these rows are such.
-    pub(crate) fn doubts(&self, stripe: StripeIndex, rows: &Range<u32>) -> bool {
-        self.doubtful.borrow().is_within_any(stripe, rows)
-    }
-
-    /// Whether some are only to be settled.
-    pub(crate) fn has_placed(&self) -> bool {
-        self.unsettled.borrow().values().any(Option::is_some)
     }
 
     pub(crate) fn unsettled(&self) -> Vec<StripeIndex> {
@@ -309,10 +280,9 @@ impl BadBlocks {
         Ok(())
     }
 
-    /// New bytes stand there, with their parity. In memory; `save` makes it durable.
+    /// New bytes stand there. In memory; `save` makes it durable.
     pub(crate) fn remove(&self, stripe: StripeIndex, chunk: u8, rows: &Range<u32>) {
         if !self.is_empty() && self.set.borrow_mut().remove(stripe, chunk, rows) {
-            self.doubtful.borrow_mut().remove(stripe, chunk, rows);
             self.note_change();
         }
     }
@@ -334,11 +304,6 @@ impl BadBlocks {
             set.remove(stripe, chunk, &rows);
         }
         unsettled.retain(|stripe, _| !set.of(StripeIndex(*stripe)).is_empty());
-        // Whoever wrote the last of them has made their parity anew.
-        let mut doubtful = self.doubtful.borrow_mut();
-        let is_over = |stripe: &StripeIndex| !unsettled.contains_key(&stripe.0);
-        let over: Vec<_> = doubtful.ranges().map(|range| range.stripe).filter(is_over).collect();
-        over.into_iter().for_each(|stripe| _ = doubtful.remove_stripes(stripe.0..stripe.0 + 1));
     }
 
     /// At start: what was found is what holds from now on, whatever an absent member shows later.

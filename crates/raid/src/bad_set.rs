@@ -60,11 +60,6 @@ impl BadSet {
         parts.filter(|part| !part.is_empty())
     }
 
-    /// Whether some of these rows are bad, of whichever chunk.
-    pub(crate) fn is_within_any(&self, stripe: StripeIndex, rows: &Range<u32>) -> bool {
-        self.of(stripe).iter().any(|(_, bad)| bad.start < rows.end && rows.start < bad.end)
-    }
-
     /// Whether a write of these rows would leave a part of a bad range: that may make two of one.
     pub(crate) fn is_cut_by(&self, stripe: StripeIndex, chunk: u8, rows: &Range<u32>) -> bool {
         self.of(stripe).iter().any(|(c, bad)| {

@@ -12,8 +12,7 @@
 //! 2. the rows are in the list of bad blocks, durably, as not settled (crash: at start 3 is done
 //!    again, before anything is served)
 //! 3. zeroes take the place of what is lost, and parity is made anew (crash: as 2; the journal may
-//!    hold older parity, and store that again before. A drive that takes none of it: the rows are
-//!    doubtful, nothing is worked out from their parity, and it is tried again by whoever comes by)
+//!    hold older parity, and store that again before)
 //! 4. all is durable, and nothing older is in the journal; the rows are settled (crash: parity
 //!    agrees)
 
@@ -211,9 +210,7 @@ impl Array {
             self.give_up_rows(stripe, &rows, true).await?;
         }
         self.make_durable().await?;
-        let is_sure = self.bad.doubtful(stripe).is_empty();
-        let may_settle = is_settled || is_sure && !self.journal.tells_parity_of(stripe);
-        if may_settle { self.bad.settle_stripe(stripe).await } else { Ok(()) }
+        if is_settled { self.bad.settle_stripe(stripe).await } else { Ok(()) }
     }
 
     async fn make_durable(&self) -> Result<(), ArrayError> {
@@ -231,29 +228,32 @@ impl Array {
         Ok(())
     }
 
-    /// The same of these rows. False: it cannot be now, and their parity may not agree.
+    /// The same of these rows.
     pub(crate) async fn give_up_unsettled(
         self: &Rc<Self>,
         stripe: StripeIndex,
         rows: &Range<u32>,
-    ) -> Result<bool, ArrayError> {
+    ) -> Result<(), ArrayError> {
         // By force, what is known of it is left as it is.
         if self.is_stranded(stripe) {
-            return Ok(true);
+            return Ok(());
         }
         let _region = self.mark_dirty(stripe).await?;
         let _stripe = self.lock_stripe(stripe, Mode::Exclusive).await;
         match self.give_up_rows(stripe, &self.whole_sectors(rows), false).await {
-            Ok(_) => Ok(true),
+            Ok(_) => Ok(()),
             // Until the member is back that could have the rest of these rows, or there is room.
-            Err(ArrayError::Lost | ArrayError::TooManyBad) => Ok(false),
+            Err(ArrayError::Lost | ArrayError::TooManyBad) => {
+                self.unsynced.insert(stripe);
+                Ok(())
+            }
             Err(error) => Err(error),
         }
     }
 
     /// Step 4, for all that was given up before.
     pub(crate) async fn settle_bad(self: &Rc<Self>) -> Result<(), ArrayError> {
-        if !self.bad.has_placed() {
+        if self.bad.unsettled().is_empty() {
             return Ok(());
         }
         let added = self.bad.added();
@@ -278,10 +278,8 @@ impl Array {
         }
         let probed = self.probe_all(stripe, held, rows).await?;
         let (mut lost, mut slices, mut written) = (Vec::new(), Vec::new(), 0);
-        let doubtful = self.bad.doubtful(stripe);
-        for band in bands(rows, &probed, &doubtful) {
+        for band in bands(rows, &probed) {
             let readable = readable(held, &probed, &band);
-            let agrees = agrees && !doubtful.iter().any(|its| overlap(its, &band));
             let verdict = judge(&self.layout_of(stripe), held, readable, agrees);
             if verdict == Verdict::default() {
                 continue;
@@ -301,12 +299,12 @@ impl Array {
             let left = self.members.held(stripe) & !missed;
             let bearable = self.can_do_with(stripe, left) && self.members.bears(stripe, missed);
             if stored.no_space || !bearable {
-                // What was to be lost is in the list, and its rows are doubtful.
+                self.unsynced.insert(stripe);
                 return Err(if stored.no_space { ArrayError::NoSpace } else { ArrayError::Lost });
             }
             self.members.fence_missed(stripe, missed).await?;
         }
-        self.bad.placed(stripe, rows);
+        self.bad.placed(stripe);
         Ok(changed.then_some(lost))
     }
 
@@ -406,10 +404,9 @@ fn readable(held: Positions, probed: &[Probed], band: &Range<u32>) -> Positions 
     held & !unreadable.fold(0, |bits, its| bits | 1 << its.position)
 }
 
-/// The rows, cut wherever a position begins or ends to be readable, and parity to be doubtful.
-fn bands(rows: &Range<u32>, probed: &[Probed], doubtful: &[Range<u32>]) -> Vec<Range<u32>> {
-    let unreadable = probed.iter().flat_map(|its| &its.unreadable);
-    cut(rows, unreadable.chain(doubtful).cloned())
+/// The rows, cut wherever a position begins or ends to be readable.
+fn bands(rows: &Range<u32>, probed: &[Probed]) -> Vec<Range<u32>> {
+    cut(rows, probed.iter().flat_map(|its| &its.unreadable).cloned())
 }
 
 #[cfg(test)]

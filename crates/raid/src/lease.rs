@@ -229,11 +229,13 @@ pub async fn take(
         reactor.sleep(BEAT_PERIOD).await;
         read_at = reactor.now();
         // Each place by itself: the newest may be on a drive that its owner reaches no more.
-        let mut moved = None;
+        let (mut moved, before) = (None, newest_of(&found).map(age));
         for (known, now) in found.iter_mut().zip(each(reactor, array, leases).await) {
-            // One may not have answered this time.
+            // One may not have answered this time, or before: what it shows now may be old.
             if now.as_ref().map(age) > known.as_ref().map(age) {
-                moved = moved.or(now.clone().filter(|now| is_others(Some(now), host)));
+                let is_new = known.is_some() || now.as_ref().map(age) > before;
+                let its = now.clone().filter(|now| is_new && is_others(Some(now), host));
+                moved = moved.or(its);
                 *known = now;
             }
         }

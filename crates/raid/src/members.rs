@@ -182,8 +182,6 @@ pub struct Members {
     generation: Cell<u64>,
     /// Of the newest superblock that is durable on all members that keep metadata.
     durable_generation: Cell<u64>,
-    /// The last one that was given to a member: it may have it, also if that failed.
-    tried_generation: Cell<u64>,
     /// See the superblock's fields of these names.
     journal_from: Cell<u64>,
     journal_newest: Cell<u64>,
@@ -225,7 +223,6 @@ impl Members {
             list: RefCell::new(list),
             generation: Cell::new(generation),
             durable_generation: Cell::new(generation),
-            tried_generation: Cell::new(generation),
             journal_from: Cell::new(journal_from),
             journal_newest: Cell::default(),
             newest_since: Cell::default(),
@@ -524,7 +521,10 @@ impl Members {
     async fn write_superblocks(&self) -> Result<(), ArrayError> {
         if self.fencing.get() && !self.forced.get() {
             self.others_answer().await?;
-            self.fence_those_beside();
+            // Some may have this one, from a try that failed, without those.
+            if self.fence_those_beside() {
+                self.generation.set(self.generation.get() + 1);
+            }
         }
         let (generation, fences) = (self.next_generation(), self.fencing.get());
         let targets = self.keepers();
@@ -574,15 +574,12 @@ impl Members {
         list.iter().filter(|member| member.is_whole()).map(|member| member.drive_uuid).collect()
     }
 
-    /// Not in the slot of the newest that is durable: a power cut may tear what is written. None
-    /// that was tried before: some may have that, and it said something else.
+    /// Not in the slot of the newest that is durable: a power cut may tear what is written.
     fn next_generation(&self) -> u64 {
-        let durable = self.durable_generation.get();
-        let wanted = self.generation.get().max(self.tried_generation.get() + 1);
+        let (wanted, durable) = (self.generation.get(), self.durable_generation.get());
         let next = wanted + u64::from(wanted % SLOTS == durable % SLOTS);
         assert!(next > durable, "superblock {durable} is durable, {wanted} is to be written");
         self.generation.set(next);
-        self.tried_generation.set(next);
         next
     }
 

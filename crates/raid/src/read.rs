@@ -569,8 +569,7 @@ impl Array {
         bad: Positions,
     ) -> Result<SmallVec<[(u8, Buffer); 2]>, ArrayError> {
         // Parity that may not fit the data would give wrong data.
-        let doubtful = self.unsynced.contains(stripe) || self.torn_stripes.contains(stripe);
-        if doubtful || self.bad.doubts(stripe, rows) {
+        if self.unsynced.contains(stripe) || self.torn_stripes.contains(stripe) {
             return Err(ArrayError::Lost);
         }
         let mut bad = bad | wanted;

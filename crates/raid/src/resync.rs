@@ -72,7 +72,7 @@ impl Array {
             self.sync_parity(stripe).await?;
         }
         self.unsynced.remove(stripe);
-        self.bad.placed(stripe, &(0..self.layout().chunk_bytes));
+        self.bad.placed(stripe);
         Ok(())
     }
 

@@ -234,8 +234,7 @@ impl Array {
         if !self.is_written(stripe) {
             return Some(Verdict::Agrees);
         }
-        let doubtful = self.unsynced.contains(stripe) || self.torn_stripes.contains(stripe);
-        if doubtful || !self.bad.doubtful(stripe).is_empty() {
+        if self.unsynced.contains(stripe) || self.torn_stripes.contains(stripe) {
             return Some(Verdict::Unreadable);
         }
         let Some(have) = self.read_mended(stripe, flawed).await else {

@@ -94,10 +94,6 @@ impl Array {
         unreadable: Positions,
     ) -> Result<Update, ArrayError> {
         let layout = self.layout_of(stripe);
-        // What is put there has to be given up no more: see `give_up`.
-        if layout.parity > 0 && self.bad.doubts(stripe, &band.rows) {
-            return Err(ArrayError::Lost);
-        }
         let writable = self.members.held(stripe);
         let plan = if layout.parity == 0 {
             WritePlan::NoRead

@@ -85,8 +85,13 @@ async fn scrubbed(pair: &Pair) -> ScrubReport {
     }
 }
 
-/// An array without member 1, which has missed something.
-async fn without_one(reactor: &Reactor, level: Level, members: usize, policy: Policy) -> Pair {
+/// An array whose member 1 was replaced while rows of the stripe were unreadable on as many others
+/// that they are lost.
+async fn with_bad_rows(
+    reactor: &Reactor,
+    unreadable: &Unreadable,
+    (level, members, policy, others): (Level, usize, Policy, usize),
+) -> Pair {
     let mut pair = Pair::new(reactor, level, members, 512).await;
     pair.array.set_policy(policy).await.unwrap();
     let all: Vec<u8> = (0..pair.bytes.len()).map(|at| (at / 512 % 251) as u8 + 1).collect();
@@ -98,17 +103,6 @@ async fn without_one(reactor: &Reactor, level: Level, members: usize, policy: Po
     pair.array.pull_member(MemberIndex(1)).unwrap();
     pair.put(0, &[3; 512]).await;
     pair.in_place().await;
-    pair
-}
-
-/// An array whose member 1 was replaced while rows of the stripe were unreadable on as many others
-/// that they are lost.
-async fn with_bad_rows(
-    reactor: &Reactor,
-    unreadable: &Unreadable,
-    (level, members, policy, others): (Level, usize, Policy, usize),
-) -> Pair {
-    let mut pair = without_one(reactor, level, members, policy).await;
     let spoilt: Vec<usize> = [0, 2][..others].to_vec();
     for member in &spoilt {
         for row in [1024, 1536, 9 << 10] {
@@ -600,52 +594,6 @@ fn what_stays_unreadable_stops_no_rebuild() {
             assert_eq!(bad(&pair), known, "it is given up once");
             pair.crash_without(&[]).await;
             check(&pair, "after a crash").await;
-            pair.array.stop().await.unwrap();
-        }
-    });
-}
-
-/// A sector that cannot be read beside a member that is rebuilt takes no write, either. Only its
-/// rows are lost, everybody else goes on, and so does the rebuild once it takes some.
-#[test]
-fn what_takes_no_write_costs_its_rows_alone() {
-    run(|reactor, unreadable| async move {
-        for (level, members, spoilt) in [(Level::Raid5, 4, &[0][..]), (Level::Raid6, 5, &[0, 2])] {
-            let mut pair = without_one(&reactor, level, members, Policy::Journal).await;
-            spoilt.iter().for_each(|member| spoil(&pair, &unreadable, *member, STRIPE, 1024));
-            unreadable.refuse.set(true);
-            pair.replace(1).await;
-            pair.rebuild_ends().await;
-            let chunks = chunks(&pair, STRIPE, &[&[1], spoilt].concat()).into_iter();
-            let first = chunks.map(|chunk| pair.array.layout().array_offset(STRIPE, chunk, 0));
-            let first: Vec<usize> = first.map(|first| first as usize).collect();
-            let lost: Vec<_> = first.iter().map(|first| first + 1024..first + 1536).collect();
-            assert_eq!(bad(&pair), lost, "{level:?}");
-            check(&pair, "it takes no write").await;
-            // Elsewhere, and beside it in the stripe.
-            for at in (1 << 20..pair.bytes.len()).step_by(1 << 18).chain(first.clone()) {
-                pair.put(at, &[6; 1024]).await;
-            }
-            soon_in_place(&pair, "beside it").await;
-            check(&pair, "what was written beside it").await;
-            pair.crash_without(&[]).await;
-            assert_eq!(bad(&pair), lost, "{level:?}");
-            check(&pair, "after a crash").await;
-            for at in first {
-                pair.put(at, &[8; 1024]).await;
-            }
-            soon_in_place(&pair, "after a crash").await;
-            unreadable.refuse.set(false);
-            pair.rebuild_ends().await;
-            pair.array.rebuild(|| [77; 16]).await.unwrap();
-            pair.rebuilt().await;
-            assert_eq!(bad(&pair), lost, "{level:?}");
-            check(&pair, "rebuilt").await;
-            assert_eq!(scrubbed(&pair).await.mismatched_stripes, 0);
-            for at in lost {
-                pair.put(at.start, &[9; 512]).await;
-            }
-            check_but(&pair, &[], "written again").await;
             pair.array.stop().await.unwrap();
         }
     });

@@ -69,7 +69,9 @@ impl Host {
         self.look_for_lost_drives(seen).await;
         self.reattach_missing_drives(seen).await;
         let mut now = BTreeMap::new();
-        for (uuid, snapshot) in self.snapshots().await {
+        let snapshots = self.snapshots().await;
+        seen.silent.retain(|uuid| snapshots.contains_key(uuid));
+        for (uuid, snapshot) in snapshots {
             match snapshot {
                 Ok(snapshot) => {
                     if seen.silent.remove(&uuid) {

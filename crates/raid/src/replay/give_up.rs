@@ -86,8 +86,10 @@ impl Array {
         rows: &[Range<u32>],
     ) -> Result<(), ArrayError> {
         for rows in rows {
+            self.give_up_unsettled(stripe, rows).await?;
             // Nobody would know of it after a crash: the ring has to say so until another start.
-            if !self.give_up_unsettled(stripe, rows).await? {
+            if self.unsynced.contains(stripe) {
+                self.unsynced.remove(stripe);
                 return Err(ArrayError::Lost);
             }
         }

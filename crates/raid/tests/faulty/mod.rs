@@ -24,8 +24,6 @@ pub struct Unreadable {
     sectors: Rc<RefCell<BTreeMap<usize, BTreeSet<u64>>>>,
     /// Also afterwards.
     pub stay: Rc<Cell<bool>>,
-    /// Nor can they be written.
-    pub refuse: Rc<Cell<bool>>,
 }
 
 impl Unreadable {
@@ -80,14 +78,9 @@ impl Backend for Faulty {
             {
                 self.failed.push(ticket);
             }
-            (Op::Write { offset, from, .. }, Some(sectors)) => {
+            (Op::Write { offset, from, .. }, Some(sectors)) if !self.unreadable.stay.get() => {
                 let written = range(*offset, from.len() as u64);
-                if self.unreadable.refuse.get() && sectors.range(written.clone()).next().is_some() {
-                    return self.failed.push(ticket);
-                }
-                if !self.unreadable.stay.get() {
-                    sectors.retain(|sector| !written.contains(sector));
-                }
+                sectors.retain(|sector| !written.contains(sector));
                 self.kernel.submit(ticket, op, until);
             }
             _ => self.kernel.submit(ticket, op, until),
