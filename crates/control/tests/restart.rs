@@ -83,12 +83,18 @@ fn arrays_assemble_from_their_labels_alone() {
     assert_eq!(daemon.array_state("a"), "optimal");
 }
 
-#[test]
-fn a_missing_drive_leaves_the_array_degraded() {
+/// A daemon that was started while one drive of its array was elsewhere.
+fn without_d2() -> Daemon {
     let mut daemon = Daemon::with_array(5, 4);
     daemon.stop();
     std::fs::rename(daemon.path("d2.img"), daemon.path("away")).unwrap();
     daemon.start_again();
+    daemon
+}
+
+#[test]
+fn a_missing_drive_leaves_the_array_degraded() {
+    let daemon = without_d2();
     let array = daemon.json("array show a");
     assert_eq!(array["state"], "degraded");
     assert_eq!(array["members"][2]["last_drive"], "d2");
@@ -106,10 +112,7 @@ fn a_missing_drive_leaves_the_array_degraded() {
 /// Its driver finds it a moment after the daemon has started.
 #[test]
 fn a_drive_that_comes_late_is_taken() {
-    let mut daemon = Daemon::with_array(5, 4);
-    daemon.stop();
-    std::fs::rename(daemon.path("d2.img"), daemon.path("away")).unwrap();
-    daemon.start_again();
+    let daemon = without_d2();
     assert_eq!(daemon.array_state("a"), "degraded");
     let said = daemon.ok("status");
     assert!(said.contains("once it is there"), "{said}");

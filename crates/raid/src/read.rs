@@ -451,7 +451,7 @@ impl Array {
     }
 
     /// Each of the members' sectors.
-    fn sectors(&self, rows: &Range<u32>) -> impl Iterator<Item = Range<u32>> + use<> {
+    pub(crate) fn sectors(&self, rows: &Range<u32>) -> impl Iterator<Item = Range<u32>> + use<> {
         let (end, bytes) = (rows.end, self.sector_bytes);
         rows.clone().step_by(bytes as usize).map(move |row| row..end.min(row + bytes))
     }

@@ -302,7 +302,10 @@ impl Array {
         for mismatch in &mismatches {
             // What is told of copies in one sector says nothing of the next.
             let parts = match are_told && mismatch.liar.is_none() {
-                true => sectors_of(mismatch, self.sector_bytes),
+                true => {
+                    let sectors = self.sectors(&mismatch.rows);
+                    sectors.map(|rows| Mismatch { rows, liar: None }).collect()
+                }
                 false => vec![mismatch.clone()],
             };
             let mut mended = true;
@@ -433,10 +436,4 @@ impl Array {
         };
         others.map(slice).collect()
     }
-}
-
-/// The same mismatch, a sector at a time; of one whose liar is not known.
-fn sectors_of(mismatch: &Mismatch, sector_bytes: u32) -> Vec<Mismatch> {
-    let starts = mismatch.rows.clone().step_by(sector_bytes as usize);
-    starts.map(|start| Mismatch { rows: start..start + sector_bytes, liar: None }).collect()
 }

@@ -297,9 +297,7 @@ fn a_lease_goes_on_where_the_member_that_was_ahead_is_gone() {
             let back = ours.return_member(MemberIndex::new(index), drive, [77; 16]).await;
             assert_eq!(back, Ok(()), "{index}");
         }
-        for _ in 0..100 {
-            reactor.sleep(A_MOMENT).await;
-        }
+        reactor.sleep(100 * A_MOMENT).await;
         assert_eq!(ours.state(), ArrayState::Optimal);
         pull(0);
         write(&reactor, &ours, 2).await.unwrap();
