@@ -8,9 +8,11 @@
 use std::rc::Rc;
 use std::time::Duration;
 
+use ashlar_format::units::MemberIndex;
 use ashlar_reactor::prng::Prng;
 
 use crate::hosts::{Call, FIRST};
+use crate::places::plug_in;
 use crate::workload::{Life, SECTOR};
 
 const S: u64 = 1_000_000_000;
@@ -22,8 +24,45 @@ const STILL_NS_MAX: [u64; 8] =
 pub const SURELY_KEPT_NS: u64 = 4 * S;
 /// One that does for longer than this is replaced meanwhile.
 pub const SURELY_TAKEN_NS: u64 = 30 * S;
+/// So long members are away before.
+const AWAY_NS_MAX: u64 = 120 * S;
 /// By then it has looked at its lease, and all that waited has failed.
 const HEARD_WITHIN: Duration = Duration::from_secs(12);
+
+/// What was before the other host comes: members were away for long, while others were written and
+/// told whose the array is; some still are.
+pub async fn history(life: &Rc<Life>, prng: &mut Prng) {
+    for _ in 0..prng.below(4) {
+        let mut gone = Vec::new();
+        for index in 0..life.array.layout().members() {
+            if prng.chance(1, 2) && life.fleet.borrow().may_impair(index) {
+                life.note(|| format!("member {index} is away"));
+                life.fleet.borrow_mut().impair(index, None);
+                let _ = life.array.pull_member(MemberIndex::new(index));
+                life.impaired_seen.set(true);
+                gone.push(index);
+            }
+        }
+        time_passes(life, prng).await;
+        if prng.chance(1, 3) {
+            continue;
+        }
+        for index in gone {
+            let drive = life.fleet.borrow().slots[index];
+            plug_in(life, index, drive).await;
+        }
+        time_passes(life, prng).await;
+    }
+}
+
+/// As seen by leases.
+async fn time_passes(life: &Rc<Life>, prng: &mut Prng) {
+    for _ in 0..prng.below(3) {
+        life.one_request(&[0], prng).await;
+    }
+    life.reactor.sleep(Duration::from_nanos(prng.below(AWAY_NS_MAX))).await;
+    life.refresh_fleet();
+}
 
 /// Calls the other host, at some moment of the life.
 pub async fn comes(life: Rc<Life>, mut prng: Prng) {

@@ -500,7 +500,7 @@ impl Life {
         }
     }
 
-    async fn one_request(&self, hot: &[u64], prng: &mut Prng) {
+    pub async fn one_request(&self, hot: &[u64], prng: &mut Prng) {
         if self.is_replaced() {
             return rival::in_vain(self, prng).await;
         }

@@ -352,7 +352,7 @@ fn plan_ending(life: &Life, ending: Ending, prng: &mut Prng) {
 }
 
 /// `rival`: another host comes.
-async fn safety(life: &Rc<Life>, prng: &mut Prng, rival: Option<Prng>) {
+async fn safety(life: &Rc<Life>, prng: &mut Prng, mut rival: Option<Prng>) {
     {
         let mut world = life.world.borrow_mut();
         for drive in &mut world.drives {
@@ -361,6 +361,9 @@ async fn safety(life: &Rc<Life>, prng: &mut Prng, rival: Option<Prng>) {
     }
     if life.plan.has_others() {
         others::come(life, prng).await;
+    }
+    if let Some(prng) = rival.as_mut().filter(|_| life.plan.returns) {
+        rival::history(life, prng).await;
     }
     life.start_workers(prng);
     life.reactor.spawn(chaos::rage(life.clone(), Prng::from_seed(prng.next_u64())));
