@@ -35,6 +35,9 @@ pub const ERAS_PER_START: u64 = 2;
 pub const ERAS_PER_FORCE: u64 = 1 << 12;
 /// Largest era: all sequences of the next start are believed.
 pub const ERA_MAX: u64 = (SEQUENCE_MAX >> ERA_SEQUENCES_LOG2) - 2 * ERAS_PER_START;
+/// Largest era that a start goes on from, by force too, as often as anybody will: what is beyond
+/// was made up.
+pub const ERA_BELIEVED_MAX: u64 = ERA_MAX / 2;
 
 /// How redundant data is arranged. The number is on drives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -422,8 +425,8 @@ impl Record for ArraySuperblock {
 
 impl ArraySuperblock {
     fn check_shape(&self, level: Level) -> Result<(), RecordError> {
-        let (data, parity) = (u16::from(self.data_chunks), u16::from(self.parity_chunks));
-        let (copies, groups) = (u16::from(self.copies), u16::from(self.groups));
+        let (data, parity) = (u32::from(self.data_chunks), u32::from(self.parity_chunks));
+        let (copies, groups) = (u32::from(self.copies), u32::from(self.groups));
         let wrong_parity = match level.parity() {
             Some(fixed) => self.parity_chunks != fixed,
             None => !(1..=PARITY_MAX).contains(&self.parity_chunks),
@@ -435,7 +438,8 @@ impl ArraySuperblock {
             return Err(RecordError::Field("groups"));
         }
         let count = self.member_count.get();
-        if usize::from(count) > MEMBERS_MAX || count != groups * (data * copies + parity) {
+        let is_all = u32::from(count) == groups * (data * copies + parity);
+        if usize::from(count) > MEMBERS_MAX || !is_all {
             return Err(RecordError::Field("member count"));
         }
         Ok(())

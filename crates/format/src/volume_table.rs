@@ -13,6 +13,8 @@ pub const VOLUMES_MAX: usize = 256;
 /// Most ranges one volume is made of.
 pub const EXTENTS_MAX: usize = 24;
 pub const NAME_BYTES: usize = 64;
+/// Ranges are of whole stripes, and so of the smallest chunks.
+pub const EXTENT_STEP: u64 = 16 << 10;
 
 /// A range of the array's bytes.
 #[derive(
@@ -72,7 +74,8 @@ impl StoredVolume {
         for extent in self.extents() {
             let end = extent.offset.get().checked_add(extent.len.get());
             held = held.checked_add(extent.len.get()).ok_or(RecordError::Field("extent"))?;
-            if end.is_none() || extent.len.get() == 0 {
+            let is_whole = [extent.offset, extent.len].map(|its| its.get() % EXTENT_STEP) == [0; 2];
+            if end.is_none() || extent.len.get() == 0 || !is_whole {
                 return Err(RecordError::Field("extent"));
             }
         }

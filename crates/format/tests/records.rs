@@ -19,7 +19,7 @@ use ashlar_format::upgrade::{
     ARRAY_SUPERBLOCK_GOLDEN, BAD_BLOCKS_GOLDEN, DRIVE_LABEL_GOLDEN, JOURNAL_BATCH_GOLDEN,
     LEASE_GOLDEN, REGION_MAP_GOLDEN, SCRUB_REPORT_GOLDEN, VOLUME_TABLE_GOLDEN,
 };
-use ashlar_format::volume_table::{StoredExtent, StoredVolume, VolumeTable};
+use ashlar_format::volume_table::{EXTENT_STEP, StoredExtent, StoredVolume, VolumeTable};
 use zerocopy::{FromBytes, IntoBytes};
 
 const DRIVE: [u8; 16] = *b"drive-uuid-16byt";
@@ -262,6 +262,12 @@ fn sealed_nonsense_is_refused() {
     assert!(refused(|s| s.members[0].catches_up = 1), "a trusted member lacks nothing");
     assert!(refused(|s| s.groups = 0));
     assert!(refused(|s| s.groups = 2));
+    // More members than a number of 16 bits says.
+    let crowd = |s: &mut ArraySuperblock| {
+        s.level = Level::Raid70 as u8;
+        (s.groups, s.data_chunks, s.parity_chunks) = (255, 255, 3);
+    };
+    assert!(refused(crowd));
     assert!(refused(|s| s.policy = 3));
     assert!(refused(|s| s.name = [0xff; 64]));
     assert!(refused(|s| s.era = (ERA_MAX + 1).into()));
@@ -279,6 +285,12 @@ fn sealed_nonsense_is_refused() {
     overlapping.volumes[1] = overlapping.volumes[0];
     overlapping.volume_count = 2.into();
     assert!(overlapping.check().is_err());
+    for (offset, len) in [(512, EXTENT_STEP), (EXTENT_STEP, EXTENT_STEP + 512)] {
+        let mut uneven = table();
+        uneven.volumes[0].bytes = 512.into();
+        uneven.volumes[0].extents[0] = StoredExtent { offset: offset.into(), len: len.into() };
+        assert!(uneven.check().is_err(), "{offset} {len}");
+    }
     let mut short = label();
     short.drive_bytes = (1 << 20).into();
     assert!(short.check().is_err());

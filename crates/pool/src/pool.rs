@@ -117,11 +117,8 @@ impl Pool {
             bytes: Cell::new(bytes),
             extents: RefCell::new(extents),
         });
+        self.save(name, Some(stored_volume(&thick))).await?;
         self.volumes.borrow_mut().insert(name.to_owned(), thick.clone());
-        if let Err(error) = self.save().await {
-            self.volumes.borrow_mut().remove(name);
-            return Err(error);
-        }
         Ok(Volume::Thick(thick))
     }
 
@@ -130,9 +127,8 @@ impl Pool {
         let _changing = self.begin()?;
         check_size(bytes)?;
         let thick = self.thick(name)?;
-        let had_bytes = thick.bytes.get();
-        if bytes < had_bytes {
-            return Err(PoolError::Shrink { has: had_bytes });
+        if bytes < thick.bytes.get() {
+            return Err(PoolError::Shrink { has: thick.bytes.get() });
         }
         let had = thick.extents.borrow().clone();
         let held: u64 = had.iter().map(|area| area.len).sum();
@@ -140,15 +136,9 @@ impl Pool {
         let added = choose_behind(had.last(), &self.free(), more)?;
         let extents = joined(&had, &added)?;
         self.zero(&added).await?;
+        self.save(name, Some(stored_as(&thick, bytes, &extents))).await?;
         *thick.extents.borrow_mut() = extents;
         thick.bytes.set(bytes);
-        if let Err(error) = self.save().await {
-            // What another reactor has seen of it is too much.
-            self.array.hide();
-            thick.bytes.set(had_bytes);
-            *thick.extents.borrow_mut() = had;
-            return Err(error);
-        }
         Ok(())
     }
 
@@ -157,11 +147,8 @@ impl Pool {
     pub async fn delete(&self, name: &str) -> Result<(), PoolError> {
         let _changing = self.begin()?;
         let thick = self.thick(name)?;
+        self.save(name, None).await?;
         self.volumes.borrow_mut().remove(name);
-        if let Err(error) = self.save().await {
-            self.volumes.borrow_mut().insert(name.to_owned(), thick);
-            return Err(error);
-        }
         // The volume is gone already. Whoever was left with it must never reach the bytes of the
         // next one there, nor read them on another reactor.
         self.array.hide();
@@ -212,27 +199,35 @@ impl Pool {
         free
     }
 
-    async fn save(&self) -> Result<(), PoolError> {
+    /// Makes the table durable with this volume, or without it. The volume itself changes after
+    /// this: else somebody could write, and flush, where a crash takes the space back.
+    async fn save(&self, name: &str, stored: Option<StoredVolume>) -> Result<(), PoolError> {
         let mut table = VolumeTable::empty(self.array.uuid());
-        {
-            let volumes = self.volumes.borrow();
-            table.volume_count = u32::try_from(volumes.len()).expect("few volumes").into();
-            for (stored, thick) in table.volumes.iter_mut().zip(volumes.values()) {
-                *stored = stored_volume(thick);
-            }
+        let volumes = self.volumes.borrow().clone();
+        let others = volumes.iter().filter(|(other, _)| *other != name);
+        let all = others.map(|(_, thick)| stored_volume(thick)).chain(stored);
+        let mut count = 0_u32;
+        for (place, volume) in table.volumes.iter_mut().zip(all) {
+            *place = volume;
+            count += 1;
         }
+        table.volume_count = count.into();
         Ok(self.array.write_table(&table).await?)
     }
 }
 
 fn stored_volume(thick: &Thick) -> StoredVolume {
+    stored_as(thick, thick.bytes.get(), &thick.extents.borrow())
+}
+
+/// With this size, and these ranges.
+fn stored_as(thick: &Thick, bytes: u64, extents: &[Area]) -> StoredVolume {
     let mut stored = StoredVolume::blank();
     stored.uuid = thick.uuid;
     stored.name = name_field(&thick.name).expect("checked when it was made");
-    stored.bytes = thick.bytes.get().into();
-    let extents = thick.extents.borrow();
+    stored.bytes = bytes.into();
     stored.extent_count = u32::try_from(extents.len()).expect("few extents").into();
-    for (stored, area) in stored.extents.iter_mut().zip(extents.iter()) {
+    for (stored, area) in stored.extents.iter_mut().zip(extents) {
         *stored = StoredExtent { offset: area.offset.into(), len: area.len.into() };
     }
     stored

@@ -23,7 +23,9 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use ashlar_drive::drive::Drive;
-use ashlar_format::array_superblock::{ArraySuperblock, MemberState, Policy, SLOTS};
+use ashlar_format::array_superblock::{
+    ArraySuperblock, ERA_BELIEVED_MAX, MemberState, Policy, SLOTS,
+};
 use ashlar_format::record::{self, Header, RecordError};
 use ashlar_format::region_map::{self, MapKind, REGIONS_PER_PAGE, RegionMapPage};
 use ashlar_format::units::{MemberIndex, to_usize};
@@ -288,6 +290,7 @@ async fn superblocks(
         let Ok(mut bytes) = read else { continue };
         record::upgrade::<ArraySuperblock>(&mut bytes);
         match record::open::<ArraySuperblock>(&bytes, Some(label.drive_uuid), home) {
+            Ok(superblock) if superblock.era.get() > ERA_BELIEVED_MAX => {}
             Ok(superblock) if superblock.array == label.array => *found = Ok(superblock.clone()),
             // Whatever an older one says is outdated.
             Err(RecordError::Version(version)) => {

@@ -34,7 +34,7 @@ use ashlar_drive::gate::Gate;
 use ashlar_drive::silence::WRITES_WITHIN;
 use ashlar_format::array_superblock::MemberState;
 use ashlar_format::lease::{HOST_NAME_BYTES, Lease, SLOTS};
-use ashlar_format::record;
+use ashlar_format::record::{self, SEQUENCE_MAX};
 use ashlar_format::units::to_usize;
 use ashlar_reactor::backend::Instant;
 use ashlar_reactor::executor::Reactor;
@@ -62,6 +62,9 @@ const _: () =
 const _: () = assert!(BEAT_PERIOD.as_millis() + 2 * SETTLE.as_millis() < WRITES_WITHIN.as_millis());
 
 const NOBODY: [u8; 16] = [0; 16];
+/// Largest epoch or beat: no array gets that old. What is beyond was made up, and leaves no room
+/// for one after it.
+const BELIEVED_MAX: u64 = SEQUENCE_MAX / 2;
 
 /// Who wants an array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -174,7 +177,10 @@ impl Place {
             let home = self.at + index * Lease::BYTES;
             record::open::<Lease>(slot, Some(self.drive_uuid), home).ok()
         });
-        Ok(leases.filter(|lease| lease.array == array).max_by_key(|lease| age(lease)).cloned())
+        let is_its = |its: &&Lease| {
+            its.array == array && its.epoch.get().max(its.beat.get()) <= BELIEVED_MAX
+        };
+        Ok(leases.filter(is_its).max_by_key(|lease| age(lease)).cloned())
     }
 
     /// Durable when this returns.

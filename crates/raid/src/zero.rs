@@ -22,6 +22,9 @@ use crate::stored::Begun;
 use crate::write_plan::{bits, each};
 use crate::zero_step::{Grid, Helpers, STRIPES_AT_ONCE, ZEROES_BYTES, ZeroStep, Zeroing};
 
+/// Of blank space, looked at before others have their turn.
+const LOOKED_AT_BYTES: u64 = 64 << 20;
+
 /// What the drives did of a range of stripes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Zeroed {
@@ -183,13 +186,13 @@ impl Array {
             let mut part = to_usize(step.min(to - at));
             if self.is_restriping() {
                 // Else even a range that nobody wrote would be written whole.
-                let (is_blank, len) = self.blank_part(at, part as u64);
+                let (is_blank, len) = self.blank_part(at, (to - at).min(LOOKED_AT_BYTES));
                 if is_blank {
                     at += len;
                     self.reactor.yield_now().await;
                     continue;
                 }
-                part = to_usize(len);
+                part = part.min(to_usize(len));
             }
             let mut bytes = Buffers::default();
             while bytes.len() < part {

@@ -10,7 +10,7 @@ use std::os::unix::fs::FileExt;
 use std::rc::Rc;
 
 use ashlar_drive::drive::Drive;
-use ashlar_format::array_superblock::{ArraySuperblock, Level};
+use ashlar_format::array_superblock::{ArraySuperblock, ERA_MAX, Level};
 use ashlar_format::drive_label::DriveLabel;
 use ashlar_format::journal_batch::{EntryKind, JournalBatch, ParitySum, StoredEntry};
 use ashlar_format::record::{open, payload_checksum, seal};
@@ -321,6 +321,13 @@ fn refused(level: Level, members: usize, change: fn(&mut ArraySuperblock)) {
 #[test]
 fn an_array_without_stripes_is_refused() {
     refused(Level::Raid5, 3, |superblock| superblock.stripes = 0.into());
+}
+
+/// Nor is one that leaves a start no era to go on in.
+#[test]
+fn an_era_that_no_array_reaches_is_refused() {
+    refused(Level::Raid1, 2, |its| its.era = ERA_MAX.into());
+    refused(Level::Raid1, 2, |its| its.era = (ERA_MAX - 1).into());
 }
 
 #[test]

@@ -9,6 +9,8 @@ use std::time::Duration;
 
 use ashlar_drive::drive::{Drive, Limits};
 use ashlar_format::array_superblock::{Level, MemberState};
+use ashlar_format::lease::Lease;
+use ashlar_format::record::{self, SEQUENCE_MAX};
 use ashlar_format::units::MemberIndex;
 use ashlar_raid::array::Array;
 use ashlar_raid::error::{ArrayError, AssembleError};
@@ -25,6 +27,7 @@ use ashlar_reactor::op::Device;
 use ashlar_reactor::prng::Prng;
 use ashlar_sim::drive::{SimDrive, Traits};
 use ashlar_sim::world::{SharedWorld, SimBackend, World};
+use zerocopy::IntoBytes;
 
 const MEMBERS: u32 = 3;
 const DRIVE_BYTES: u64 = 12 << 20;
@@ -307,6 +310,28 @@ fn a_lease_goes_on_where_the_member_that_was_ahead_is_gone() {
             assert_eq!(read(&reactor, &ours).await, value);
         }
         ours.stop().await.unwrap();
+    });
+}
+
+/// Nothing could come after it, and its array could never be started again.
+#[test]
+fn a_lease_that_no_array_reaches_keeps_nobody_out() {
+    let world = storage(12, 1_000_000);
+    life(&world, 1, |reactor| async move {
+        create(&reactor, alpha()).await.stop().await.unwrap();
+        for (epoch, beat) in [(SEQUENCE_MAX, 1), (1, SEQUENCE_MAX)] {
+            let mut forged = Lease::free([9; 16]);
+            (forged.host, forged.epoch, forged.beat) = ([5; 16], epoch.into(), beat.into());
+            record::seal(&mut forged, [10; 16], LEASES.start, beat);
+            let buffer = reactor.buffer(forged.as_bytes().len());
+            buffer.copy_from_slice(forged.as_bytes());
+            drives(&reactor)[0].write(LEASES.start, buffer.into()).await.unwrap();
+            let ours = start(&reactor, alpha(), false).await.unwrap();
+            write(&reactor, &ours, 1).await.unwrap();
+            reactor.sleep(2 * WATCH).await;
+            assert_eq!(ours.status().lost_to, None);
+            ours.stop().await.unwrap();
+        }
     });
 }
 

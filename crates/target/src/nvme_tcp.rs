@@ -213,6 +213,8 @@ impl Export for NvmeTcpExport {
         let mut inner = its.port.inner();
         if let Some(subsystem) = inner.subsystems.get_mut(&self.spec.subsystem) {
             subsystem.will_remove_namespace(self.namespace);
+            // It may be one that no host is told of any more.
+            inner.generation += 1;
         }
     }
 }

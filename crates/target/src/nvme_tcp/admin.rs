@@ -66,38 +66,39 @@ pub(crate) async fn execute(
     command: &Command,
     capsule: Capsule,
 ) -> Option<Reply> {
-    admin.heard.set(connection.reactor().turn_time());
     if let Capsule::Damaged = capsule {
         return Some(Status::TRANSIENT_TRANSPORT.into());
     }
     if command.opcode() == fabrics::OPCODE {
         return Some(property(connection, admin, command).unwrap_or_else(Reply::from));
     }
-    let done = perform(connection, admin, command);
-    let page = match done {
-        Ok(Outcome::Reply(reply)) => return Some(reply),
-        Ok(Outcome::Later) => return None,
-        Ok(Outcome::Page(page)) => page,
-        Err(status) => return Some(status.into()),
+    // Room first: while others have it, a command holds nothing but itself.
+    let asked = asked(command).unwrap_or(0);
+    let Some(room) = connection.claim(asked).await else {
+        return Some(Status::ABORTED.into());
     };
-    Some(page_reply(connection, &page).await.unwrap_or_else(Reply::from))
+    match perform(connection, admin, command) {
+        Ok(Outcome::Reply(reply)) => Some(reply),
+        Ok(Outcome::Later) => None,
+        Ok(Outcome::Page(page)) => {
+            let data = connection.reactor().buffer(asked);
+            data.fill_zero();
+            let given = page.len().min(asked);
+            data.slice(0..given).copy_from_slice(&page[..given]);
+            let data = Some((data.into(), room));
+            Some(Reply { status: Status::SUCCESS, result: 0, data })
+        }
+        Err(status) => Some(status.into()),
+    }
 }
 
 /// What a command has come to.
 enum Outcome {
     Reply(Reply),
-    /// Data for the host, as long as it has asked for.
+    /// Data for the host, who has asked for as much of it as it has room for, or more.
     Page(Vec<u8>),
     /// It waits for an event.
     Later,
-}
-
-async fn page_reply(connection: &Rc<Connection>, page: &[u8]) -> Result<Reply, Status> {
-    let claim = connection.claim(page.len()).await.ok_or(Status::ABORTED)?;
-    let data = connection.reactor().buffer(page.len());
-    data.copy_from_slice(page);
-    let data = Some((data.into(), claim));
-    Ok(Reply { status: Status::SUCCESS, result: 0, data })
 }
 
 /// Sections 6.4 and 6.5; Connect comes once, before this.
@@ -143,7 +144,8 @@ fn perform(connection: &Connection, admin: &Admin, command: &Command) -> Result<
     let reply = match opcode {
         Opcode::Identify => {
             let page = identify(connection, command)?;
-            return Ok(Outcome::Page(cut_to(command, page.to_vec())?));
+            asked(command)?;
+            return Ok(Outcome::Page(page.to_vec()));
         }
         Opcode::GetLogPage => return log(connection, admin, command).map(Outcome::Page),
         Opcode::AsyncEvent => {
@@ -166,16 +168,15 @@ fn perform(connection: &Connection, admin: &Admin, command: &Command) -> Result<
     Ok(Outcome::Reply(reply))
 }
 
-/// As much of `page` as the host has asked for, with zeroes behind it.
-fn cut_to(command: &Command, mut page: Vec<u8>) -> Result<Vec<u8>, Status> {
+/// Bytes of a page that the host has room for: behind what there is it gets zeroes.
+fn asked(command: &Command) -> Result<usize, Status> {
     let Some(Sgl::Transport { bytes }) = command.sgl() else {
         return Err(Status::SGL_TYPE.for_good());
     };
     if bytes == 0 || bytes > TRANSFER_BYTES_MAX {
         return Err(Status::SGL_LENGTH.for_good());
     }
-    page.resize(bytes as usize, 0);
-    Ok(page)
+    Ok(bytes as usize)
 }
 
 /// Section 5.17.
@@ -246,9 +247,8 @@ fn log(connection: &Connection, admin: &Admin, command: &Command) -> Result<Vec<
     let from = usize::try_from(command.quad(12)).ok().filter(|from| *from <= all.len());
     let from = from.ok_or(Status::INVALID_FIELD.for_good())?;
     let part = all.get(from..).unwrap_or_default().to_vec();
-    let part = cut_to(command, part)?;
     // The length stands in the command and in its data pointer.
-    if bytes != part.len() as u64 {
+    if bytes != asked(command)? as u64 {
         return Err(Status::SGL_LENGTH.for_good());
     }
     if page == log_page::CHANGED_NAMESPACES && !keep {
@@ -294,8 +294,8 @@ fn get_feature(
         FEATURE_WRITE_CACHE => 1,
         FEATURE_QUEUES => queues(controller.allocated_queues()),
         FEATURE_HOST if command.dwords[11] & EXTENDED_HOST != 0 => {
-            let id = controller.its.host.id.to_vec();
-            return Ok(Outcome::Page(cut_to(command, id)?));
+            asked(command)?;
+            return Ok(Outcome::Page(controller.its.host.id.to_vec()));
         }
         _ => return Err(Status::INVALID_FIELD.for_good()),
     };

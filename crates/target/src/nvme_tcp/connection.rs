@@ -448,6 +448,10 @@ impl Connection {
     }
 
     fn accept(&self, work: Work) -> Result<(), Fault> {
+        // By when it came, not when its turn comes: this reactor may have stood still.
+        if let Role::Admin(admin) = &self.role {
+            admin.heard.set(self.reactor.turn_time());
+        }
         // Who keeps to the size of its queue never has so many under way.
         if self.under_way.get() == self.entries {
             return Err(Fault::LimitExceeded);

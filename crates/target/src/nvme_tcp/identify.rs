@@ -66,8 +66,8 @@ pub(crate) fn controller(facts: &ControllerFacts<'_>) -> [u8; IDENTIFY_BYTES] {
         page.u16(520, 1 << 0 | 1 << 2 | 1 << 3).u8(525, 0b111);
         // AWUN and AWUPF: one block; namespaces say more.
     }
-    // SGLS: supported, without alignment, and as an offset in the capsule.
-    page.u32(536, 1 | 1 << 20);
+    // SGLS: supported, without alignment, as an offset in the capsule, and by the transport.
+    page.u32(536, 1 | 1 << 20 | 1 << 21);
     // MNAN.
     page.u32(540, if facts.discovery { 0 } else { NAMESPACES_MAX });
     if let Some(name) = nqn_field(facts.subsystem) {

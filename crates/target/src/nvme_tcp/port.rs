@@ -5,6 +5,7 @@
 //! [`handshake`]: crate::nvme_tcp::handshake
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::net::{IpAddr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -40,6 +41,13 @@ pub const SUBSYSTEMS_MAX: usize = 256;
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 /// Controllers that answer Connect with this number do not exist (CNTLID from FFF0h on).
 const CONTROLLERS_END: u16 = 0xfff0;
+
+/// Not that of another daemon, most likely. A host that still has a controller of one takes a new
+/// one of the same subsystem with its number for that again, and refuses it (Linux does).
+fn any_number() -> u16 {
+    let [low, high, ..] = RandomState::new().build_hasher().finish().to_le_bytes();
+    u16::from_le_bytes([low, high])
+}
 
 /// Where a connection comes from. Whoever has one address of IPv6 has all of its network (/64).
 fn source(from: SocketAddr) -> IpAddr {
@@ -92,7 +100,7 @@ impl House {
         House {
             connections_max,
             connections: Mutex::default(),
-            controllers: AtomicU16::default(),
+            controllers: AtomicU16::new(any_number() % CONTROLLERS_END),
             coming: Mutex::default(),
             working: Mutex::default(),
             worked: Condvar::default(),
@@ -624,7 +632,10 @@ mod tests {
     #[test]
     fn controllers_have_numbers_of_their_own() {
         let house = House::default();
-        assert_eq!((house.next_controller(), house.next_controller()), (1, 2));
+        let (first, second) = (house.next_controller(), house.next_controller());
+        assert!((1..CONTROLLERS_END).contains(&first) && first != second);
+        let others = std::iter::repeat_with(House::default).take(8);
+        assert!(others.map(|its| its.next_controller()).any(|its| its.abs_diff(first) > 8));
         house.controllers.store(CONTROLLERS_END - 2, Ordering::Relaxed);
         assert_eq!((house.next_controller(), house.next_controller()), (CONTROLLERS_END - 1, 1));
     }

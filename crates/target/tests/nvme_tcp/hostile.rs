@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use ashlar_reactor::nvme::command::{Command, Sgl, Status};
-use ashlar_reactor::nvme::fabrics::ANY_CONTROLLER;
+use ashlar_reactor::nvme::fabrics::{ANY_CONTROLLER, DISCOVERY_NQN};
 use ashlar_reactor::nvme::pdu::{Digests, Kind, R2t, header};
 use ashlar_reactor::prng::Prng;
 use ashlar_target::export::Export;
@@ -243,6 +243,40 @@ fn who_fetches_no_answers_is_not_listened_to() {
         deaf.next().unwrap();
     }
     offered.end();
+}
+
+/// Anybody may ask a discovery controller: what waits to be answered is no more than its command.
+#[test]
+fn who_asks_for_much_and_fetches_nothing_fills_no_memory() {
+    const HOSTS: usize = 16;
+    let offered = Offered::open();
+    let mut neighbour = Neighbour::new(&offered);
+    let before = resident_bytes();
+    let deaf = std::iter::repeat_with(|| {
+        let stream = connect_after(&offered, |socket| {
+            rustix::net::sockopt::set_socket_recv_buffer_size(socket, 64 << 10).unwrap();
+        });
+        let mut deaf = Wire::over(stream, Choice::PLAIN);
+        deaf.connect((DISCOVERY_NQN, HOST), 0, ANY_CONTROLLER).unwrap();
+        deaf.enable();
+        let much = Command::identify_controller().with_sgl(Sgl::Transport { bytes: 1 << 20 });
+        for id in 1..32 {
+            deaf.send_raw(&deaf.capsule(much.with_id(id), &[]));
+        }
+        deaf
+    });
+    let _deaf: Vec<Wire> = deaf.take(HOSTS).collect();
+    (0..300).for_each(|_| neighbour.is_well());
+    // Of each some four MiB may be, and not all 31.
+    let more = resident_bytes().saturating_sub(before);
+    assert!(more >> 20 < HOSTS as u64 * 16, "{} MiB more", more >> 20);
+    offered.end();
+}
+
+fn resident_bytes() -> u64 {
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+    let pages: u64 = statm.split_whitespace().nth(1).unwrap().parse().unwrap();
+    pages * 4096
 }
 
 #[expect(clippy::disallowed_methods, reason = "no reactor's time")]
