@@ -12,6 +12,8 @@ from pathlib import Path
 from lab.study import Study
 
 ASHLAR = "ashlar"
+# Of a side's settings: what names its devices, and what its arrays say of themselves.
+OTHER_EACH_TURN = ("commands", "array ")
 DISKS = "disk_bytes"
 # Key of conditions → what it is called; but for the program, all of them are told.
 TOLD = {
@@ -80,6 +82,15 @@ def other_program(machines: Sequence[dict], ashlar: str) -> list[str]:
     return [
         f"the program of Ashlar is another (sha256 {ashlar[:16]}…) than what was measured already "
         f"({was[:16]}…): set ASHLAR to that one, or begin anew in another directory"
+    ]
+
+
+def changes_of_side(was: dict, now: dict) -> list[str]:
+    """What a side was set to otherwise in the turn before: the report has the last only."""
+    return [
+        f"{name}: {before}, then {now[name]}"
+        for name, before in was.items()
+        if name in now and now[name] != before and not name.startswith(OTHER_EACH_TURN)
     ]
 
 

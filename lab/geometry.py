@@ -2,17 +2,20 @@
 
 An array of n members keeps k data and m parity chunks in a stripe, n = k + m; parity turns from
 stripe to stripe, so each case is looked at in n stripes. An operation occupies its drive for
-`max(1 / operations a second, bytes / bytes a second)`. Allowed are so many requests a second as
-keep the busiest drive busy. The same is in `crates/raid/examples/drive_limited/geometry.rs` for one
-kind of drive; this one knows drives that read and write at unlike speeds, and any members away.
+`max(1 / operations a second, bytes / bytes a second)`; one that goes on where the last has ended,
+for its bytes alone, unless the drive is a model, which counts each. Allowed are so many requests a
+second as keep the busiest drive busy. The same is in
+`crates/raid/examples/drive_limited/geometry.rs` for models of drives; this one knows drives that
+read and write at unlike speeds, and any members away.
 
 - A random read is one operation; of a block that is away, k others.
 - A random write reads what its parity has to be worked out from, in the cheapest way, then writes
   the block and its parity: 2 reads and 2 writes of RAID 5, 3 and 3 of RAID 6.
 - Sequential requests are whole stripes: k chunks are read (parity in the place of one that is
   away), or all that are there are written, and nothing is read.
-- A journal takes each byte before that, divided over the members as a stripe is; degraded without
-  a share to spare, whole on as many members as may be lost, and one more.
+- A journal takes each byte before that, in operations between those in place, divided over the
+  members as a stripe is; degraded without a share to spare, whole on as many members as may be
+  lost, and one more.
 - A journal puts writes in place together that meet in it. `pending` is how much of the span that
   is written to waits in it: of a block it stores the newest only, of neighbours one operation.
 """
@@ -32,12 +35,15 @@ class Drive:
     writes_per_second: float
     read_bytes_per_second: float
     write_bytes_per_second: float
+    is_model: bool = False
 
-    def read_seconds(self, count_bytes: float) -> float:
-        return max(1 / self.reads_per_second, count_bytes / self.read_bytes_per_second)
+    def read_seconds(self, count_bytes: float, goes_on: bool = False) -> float:
+        each = 1 / self.reads_per_second if self.is_model or not goes_on else 0.0
+        return max(each, count_bytes / self.read_bytes_per_second)
 
-    def write_seconds(self, count_bytes: float) -> float:
-        return max(1 / self.writes_per_second, count_bytes / self.write_bytes_per_second)
+    def write_seconds(self, count_bytes: float, goes_on: bool = False) -> float:
+        each = 1 / self.writes_per_second if self.is_model or not goes_on else 0.0
+        return max(each, count_bytes / self.write_bytes_per_second)
 
 
 @dataclass(frozen=True)
@@ -110,11 +116,12 @@ class Geometry:
 
     def stripe_read(self, drive: Drive) -> Load:
         share = self.data / len(self.here)
-        return self.of_each_here(share * drive.read_seconds(self.chunk_bytes), reads=self.data)
+        seconds = share * drive.read_seconds(self.chunk_bytes, goes_on=True)
+        return self.of_each_here(seconds, reads=self.data)
 
     def stripe_write(self, drive: Drive) -> Load:
-        writes = len(self.here)
-        stored = self.of_each_here(drive.write_seconds(self.chunk_bytes), writes=writes)
+        seconds = drive.write_seconds(self.chunk_bytes, goes_on=True)
+        stored = self.of_each_here(seconds, writes=len(self.here))
         return stored.plus(self.journaled(drive, self.stripe_bytes)) if self.journal else stored
 
     # Of what they are made

@@ -22,12 +22,13 @@ from demo import child
 from lab import devices, forecast, paths
 from lab import study as studies
 from lab.forecast import Forecast, Server
-from lab.geometry import Drive
+from lab.geometry import BLOCK_BYTES, Drive
 from lab.results import Results
 from lab.study import Study, StudyError
 
 MEASURE_SECONDS, MEASURE_SECONDS_MAX = 10, 120
 MEASURE_BYTES_MAX = 64 << 30  # of a drive that is looked at
+FILL_SECONDS = 60  # in which as much of that is written as may be: no more of it is measured
 FIGURES = ("drive_iops_read", "drive_iops_write", "drive_gbps_read", "drive_gbps_write")
 LEVELS_USUAL = [(4, 1), (4, 2)]
 EXAMPLES = """examples:
@@ -63,7 +64,7 @@ def main(arguments: list[str]) -> int:
         if not cells:
             raise StudyError(f"--from-results: {words.from_results} has no finished cell")
         transactions = forecast.measured_transactions(cells)
-    found = list(forecast.predict(study, server_of(words, given), transactions))
+    found = list(forecast.predict(study, server_of(words, given, study), transactions))
     unknown = not_known(words, study)
     if words.json:
         said = {"study": study.title, "drive": given, "not_known": unknown}
@@ -126,7 +127,7 @@ def read_study(words) -> Study:
     return studies.load(paths.study_file(words.study), words.quick, words.changes)
 
 
-def server_of(words, given: dict[str, float]) -> Server:
+def server_of(words, given: dict[str, float], study: Study) -> Server:
     giga = lambda value: value and value * 1e9  # noqa: E731
     return Server(
         drive=Drive(
@@ -134,6 +135,7 @@ def server_of(words, given: dict[str, float]) -> Server:
             given["drive_iops_write"],
             given["drive_gbps_read"] * 1e9,
             given["drive_gbps_write"] * 1e9,
+            study.drives.kind == "model",
         ),
         cores=words.cores,
         core_reads_per_second=words.core_iops_read,
@@ -185,7 +187,8 @@ def figures(words, study: Study) -> dict[str, float]:
 
 
 def from_raw(path: Path) -> dict[str, float]:
-    """A run measured all drives at once: of one it is the share."""
+    """A run measured all drives at once: of one it is the share. Operations a second are those of
+    small requests, and bytes those of the largest; of two alike, more of them under way."""
     try:
         raw = json.loads(path.read_text())
         beside = path.parent / "study.json"
@@ -194,17 +197,19 @@ def from_raw(path: Path) -> dict[str, float]:
         raise StudyError(f"{path} and study.json beside it cannot be read: {error}") from None
     drives = study.array.members * study.array.count
     found = {}
-    for pattern in study.fio.patterns if study.fio else ():
-        its, unit = raw.get(pattern.name), FIGURE_OF.get(pattern.rw)
-        if its and unit:
-            sequential = "gbps" in unit
+    patterns = study.fio.patterns if study.fio else ()
+    for pattern in sorted(patterns, key=lambda one: (one.block, one.depth * one.jobs)):
+        its, unit = raw.get(pattern.name), FIGURE_OF.get(pattern.rw, "")
+        sequential = "gbps" in unit
+        if its and unit and (sequential or pattern.block == BLOCK_BYTES):
             total = its["bytes_per_sec"] / 1e9 if sequential else its["iops"]
             found[unit] = total / its.get("drives", drives)
     return found
 
 
-FIGURE_OF = {"randread": FIGURES[0], "randwrite": FIGURES[1], "read": FIGURES[2],
-             "write": FIGURES[3]}  # fmt: skip
+# As they are measured: what was never written, or was discarded, a drive reads without looking.
+FIGURE_OF = {"write": FIGURES[3], "randwrite": FIGURES[1], "read": FIGURES[2],
+             "randread": FIGURES[0]}  # fmt: skip
 
 
 def measured(device: str, overwrite: bool) -> dict[str, float]:
@@ -215,26 +220,45 @@ def measured(device: str, overwrite: bool) -> dict[str, float]:
     device = os.path.realpath(device)
     if overwrite and (problems := devices.problems([device], overwrite)):
         raise StudyError("\n".join(problems))
+    said = "where it was never written, or was discarded, it reads faster than it can"
+    if overwrite:
+        said = f"it is written before, for {FILL_SECONDS} s at most"
+    print(f"{device}: {said}", file=sys.stderr)
+    span_bytes = filled_bytes(device) if overwrite else MEASURE_BYTES_MAX
     found = {}
     for rw, name in FIGURE_OF.items():
         if "write" in rw and not overwrite:
             continue  # whoever asks is told which figures are missing
         print(f"{device}: {rw}, {MEASURE_SECONDS} s", file=sys.stderr)
-        found[name] = measured_rate(device, rw)
+        found[name] = measured_rate(device, rw, span_bytes)
     return found
 
 
-def measured_rate(device: str, rw: str) -> float:
+def filled_bytes(device: str) -> int:
+    """From its beginning on."""
+    words = ["--bs=1m", "--iodepth=32", f"--size={MEASURE_BYTES_MAX}", f"--runtime={FILL_SECONDS}"]
+    return by_fio(device, "write", words)["io_bytes"]
+
+
+def measured_rate(device: str, rw: str, span_bytes: int) -> float:
     random = rw.startswith("rand")
-    block, depth = ("4k", 128) if random else ("1m", 32)
+    # In sequence, one job: of several, all but the first read what is in the drive's cache.
+    block, depth, jobs = ("4k", 128, 4) if random else ("1m", 32, 1)
+    words = [
+        f"--bs={block}", f"--iodepth={depth}", f"--numjobs={jobs}", "--group_reporting",
+        f"--runtime={MEASURE_SECONDS}", "--time_based", "--ramp_time=2", f"--size={span_bytes}",
+    ]  # fmt: skip
+    way = by_fio(device, rw, words)
+    return way["iops"] if random else way["bw_bytes"] / 1e9
+
+
+def by_fio(device: str, rw: str, words: list[str]) -> dict:
+    """What it says of reads, or of writes."""
     with tempfile.TemporaryDirectory(prefix="ashlar-lab-") as directory:
         output = Path(directory) / "fio.json"
         command = [
-            "fio", "--name=drive", f"--filename={device}", f"--rw={rw}", f"--bs={block}",
-            f"--iodepth={depth}", f"--runtime={MEASURE_SECONDS}", "--time_based", "--direct=1",
-            "--ramp_time=2", "--ioengine=io_uring", "--output-format=json", f"--output={output}",
-            "--numjobs=4", "--group_reporting", f"--size={MEASURE_BYTES_MAX >> 30}g",
-            "--offset_increment=0",
+            "fio", "--name=drive", f"--filename={device}", f"--rw={rw}", "--direct=1",
+            "--ioengine=io_uring", "--output-format=json", f"--output={output}", *words,
         ]  # fmt: skip
         if "write" not in rw:
             command.append("--readonly")
@@ -245,8 +269,7 @@ def measured_rate(device: str, rw: str) -> float:
         if done.returncode:
             raise StudyError(f"fio cannot measure {device}: {done.stdout.strip()}")
         text = output.read_text()
-    way = json.loads(text[text.index("{") :])["jobs"][0]["write" if "write" in rw else "read"]
-    return way["iops"] if random else way["bw_bytes"] / 1e9
+    return json.loads(text[text.index("{") :])["jobs"][0]["write" if "write" in rw else "read"]
 
 
 # What is said -----------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from lab.geometry import Drive
 from lab.study import Pattern, Study, StudyError
 
 IOPS, MBPS = 1000, 50  # of each drive: what waits for them outlasts the pauses of a busy machine
+DRIVE = Drive(IOPS, IOPS, MBPS * 1e6, MBPS * 1e6, is_model=True)
 DRIVE_BYTES = 2 << 30  # large enough for a journal of the usual size
 RANDOM_BYTES, SEQUENTIAL_BYTES = 512 << 20, 256 << 20
 WARM_SECONDS, SECONDS, ROUNDS = 1, 3, 3
@@ -75,7 +76,7 @@ def compare(
     level = f"{data}+{parity}"
     for policy in policies:
         study = study_of(data, parity, policy)
-        server = Server(Drive(IOPS, IOPS, MBPS * 1e6, MBPS * 1e6), span_bytes=RANDOM_BYTES)
+        server = Server(DRIVE, span_bytes=RANDOM_BYTES)
         predicted = [one for one in forecast.predict(study, server) if only in one.load]
         with Paced(binary, data, parity, policy) as paced:
             for one in predicted:

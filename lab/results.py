@@ -7,8 +7,9 @@
                               skipped: side → why it could not be run here; unequal: true or false;
                               conditions: what all figures have in common, see conditions.py
       machine-2.json          the same when a run went on later, and so on
-      sides.json              name of a side → {kind, protection, settings: {…}, load: {…}}, or
-                              {skipped: why}
+      sides.json              name of a side → {kind, protection, settings: {…}, load: {…},
+                              changed: […]}, settings as they were last, and how they were not the
+                              same in all turns; or {skipped: why}
       raw.json                what the bare drives do: pattern → {drives, iops, bytes_per_sec, …},
                               all at once; “pattern, 5 drives” → the same of the first of them
                               alone, where a cell of a side loads no others; if asked. Of models of
@@ -56,6 +57,7 @@ SECONDS = [
     "array_writes",
     "array_read_bytes",
     "array_write_bytes",
+    "array_pending_bytes",  # by how much more waits in a journal; negative where it was emptied
     "storage_cores",
     "guest_cores",
     "daemon_cores",  # of the side's own processes; part of storage_cores
@@ -110,6 +112,7 @@ class Cell:
     array_writes: int | None = None
     array_read_bytes: int | None = None
     array_write_bytes: int | None = None
+    array_pending_bytes: int | None = None  # more in a journal at the end than at the beginning
     storage_cores: float | None = None
     guest_cores: float | None = None
     daemon_cores: float | None = None

@@ -33,7 +33,7 @@ from lab.results import Cell, Results
 from lab.sampler import Sampler
 from lab.schedule import Block
 from lab.side import Side, SideError
-from lab.sides.ashlar import copied, host_program
+from lab.sides.ashlar import Ashlar, copied, host_program
 from lab.study import State, Study, Where
 
 MIB = 1 << 20
@@ -44,6 +44,8 @@ POLL_SECONDS = 0.2
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 WHOLE_SECONDS_MAX = 24 * 3600  # for a rebuild between two cells
 STILL_SECONDS_MAX = 600  # in which it did nothing: a tenth of a percent is seen
+PENDING_BYTES_MAX = 1 << 20  # that wait in journals when a cell begins
+PENDING_SECONDS_MAX = 180  # in which all that is more is waited for
 
 
 class Refusal(Exception):
@@ -143,6 +145,8 @@ class Run:
         if not self.study.drives.directory:
             changed = self.study.drives.model_copy(update={"directory": str(drives)})
             self.study = self.study.model_copy(update={"drives": changed})
+        if self.study.where == Where.HOST:  # each guest has the same each time
+            self.study = self.with_exports(self.study)
         self.where = where.make(self.study, self.work, self.place)
         self.sides: dict[str, Side] = {
             chosen.name: sides.make(chosen, self.study, self.where.place, self.work)
@@ -169,6 +173,22 @@ class Run:
         if problems:
             self.place.close()
             raise Refusal("\n".join(problems))
+
+    def with_exports(self, study: Study) -> Study:
+        """How disks of Ashlar are reached is decided once, also for a run that goes on: a module
+        that is loaded meanwhile changes no turn, and one that is gone is missing."""
+        made, known = [], self.known_sides()
+        for chosen in study.side:
+            if chosen.kind == "ashlar" and not chosen.export:
+                was = known.get(chosen.name, {}).get("settings", {}).get("export")
+                export = was or Ashlar(chosen, study, self.place, self.work).export_kind()
+                chosen = chosen.model_copy(update={"export": export})
+            made.append(chosen)
+        return study.model_copy(update={"side": tuple(made)})
+
+    def known_sides(self) -> dict[str, dict]:
+        path = self.results.home / "sides.json"
+        return json.loads(path.read_text()) if path.exists() else {}
 
     def room_problems(self, program: Path) -> list[str]:
         """For the copy that is measured; a guest has one on a disk besides, made of another."""
@@ -280,7 +300,8 @@ class Run:
         self.where.start(self.screen.now)
         if self.study.where == Where.GUEST and (problems := self.missing_sides()):
             raise Refusal("\n".join(problems))
-        postgres = program_directory(self.place) if self.study.pgbench else ""
+        on_host = self.study.where == Where.HOST and self.study.pgbench  # guests have their own
+        postgres = program_directory(self.place) if on_host else ""
         told = machine.description(self.study, postgres, str(program))
         told["where"] = self.where.settings()
         told["conditions"] = conditions.now(
@@ -435,8 +456,11 @@ class Run:
         return True
 
     def write_sides(self, side: Side, load: Load) -> None:
-        path = self.results.home / "sides.json"
-        known = json.loads(path.read_text()) if path.exists() else {}
+        known, settings = self.known_sides(), side.settings()
+        was = known.get(side.name, {})
+        changes = conditions.changes_of_side(was.get("settings", {}), settings)
+        for changed in changes:
+            self.screen.line(f"NOT AS BEFORE, and the report says so: {side.name}: {changed}")
         for name, why in self.skipped.items():
             if "settings" not in known.get(name, {}):  # else it was measured before
                 known[name] = {"skipped": why}
@@ -447,10 +471,11 @@ class Run:
                 "losses": side.protection.losses,
                 "write_hole": side.protection.write_hole,
             },
-            "settings": side.settings(),
+            "settings": settings,
             "load": load.settings(),
+            "changed": list(dict.fromkeys([*was.get("changed", ()), *changes])),
         }
-        write_json(path, known)
+        write_json(self.results.home / "sides.json", known)
 
 
 class Turn:
@@ -476,6 +501,7 @@ class Turn:
         state_before = states.together(self.side.states())
         for load in active:
             load.ready(cell)
+        left = self.settle(cell)
         watch.start()
         more_warm = self.more_warm(cell)
         try:
@@ -495,10 +521,10 @@ class Turn:
         share = window.share_as_wanted(cell, table)
         of_each = window.share_of_each_array(cell, table)
         self.screen.now(f"{self.title}: {named(cell)}: checking the data")
-        for load in active:
-            load.verify()
+        checked = list(dict.fromkeys(note for load in active for note in load.verify()))
         counted = sampler.totals(watch.samples, summary.began, summary.began + summary.seconds)
         events = sorted(done + watch.events)
+        found = self.notes(cell, share, of_each, done, summary.began)
         return replace(
             cell,
             operations=summary.total,
@@ -512,7 +538,7 @@ class Turn:
             state_share=sampler.rounded(share, 3),
             filled_share=loads.filled_share(active),
             events=tuple((round(at - summary.began, 2), what) for at, what in events),
-            notes=(*more, *summary.notes, *self.notes(cell, share, of_each, done, summary.began)),
+            notes=(*more, *left, *summary.notes, *found, *checked),
         )
 
     def notes(
@@ -534,6 +560,23 @@ class Turn:
         if cell.state != State.HEALTHY and not self.side.pulls_live:
             found.append("the drive was taken out while the load rested, which this side needs")
         return found
+
+    def settle(self, cell: Cell) -> list[str]:
+        """What was written before waits in a journal, and is no work of this cell's. Says what is
+        left of it."""
+        deadline = time.monotonic() + PENDING_SECONDS_MAX
+        while (pending := self.pending_bytes()) > PENDING_BYTES_MAX:
+            waiting = f"{pending >> 20} MiB wait in the journal"
+            if time.monotonic() > deadline:
+                return [f"{waiting} from before, after {PENDING_SECONDS_MAX} s"]
+            self.screen.now(f"{self.title}: {waiting} before {named(cell)}", again=True)
+            time.sleep(POLL_SECONDS)
+        return []
+
+    def pending_bytes(self) -> int:
+        self.side.states()  # counters may be as they were when it was asked for them last
+        counted = self.side.counters()
+        return counted.pending_bytes if counted else 0
 
     @staticmethod
     def cores(cpu_seconds: float | None, seconds: float) -> float | None:

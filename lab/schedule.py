@@ -2,8 +2,9 @@
 
 Sides take turns, a whole block of cells each, and each round begins with who ended the last: A B,
 B A, A B. So what changes on the machine in the course of hours meets them all, and who comes first
-has nothing of it. Inside of a block the array goes through its states once, from
-healthy on, and every side does so in the same order.
+has nothing of it. Inside of a block the array goes through its states once, from healthy on, and
+every side does so in the same order: sides can be compared in each state, and a state with healthy
+only as far as nothing warms up in between.
 """
 
 from collections.abc import Iterable, Iterator

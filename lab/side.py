@@ -53,6 +53,7 @@ class Counters:
     writes: int
     read_bytes: int
     write_bytes: int
+    pending_bytes: int = 0  # acknowledged and not put in place yet, as it is now
 
 
 @dataclass(frozen=True)
@@ -89,8 +90,9 @@ class Side(Protocol):
         out is wiped, and a spare from then on: `pull` and `replace` may follow each other."""
 
     def states(self) -> list[str]:
-        """Of each array: healthy, degraded, degraded-twice, rebuilding 12.5%, waiting, failed (see
-        `states.py`). A side without redundancy tells one, of all that it serves."""
+        """Of each array: healthy, degraded, degraded-twice, rebuilding 12.5%, waiting,
+        checking 12.5%, failed (see `states.py`). A side without redundancy tells one, of all that
+        it serves."""
 
     def rebuild_error(self) -> str | None:
         """Why a rebuild stopped before its end. None also of sides that do not say it, or say it

@@ -16,6 +16,7 @@ from lab.study import State
 BETWEEN = " | "
 FAILED = "failed"
 WAITING = "waiting"  # its rebuild begins when that of another is over
+CHECKING = "checking"  # all of it is read beside the load, which nobody here has asked for
 
 
 def without(drives: int) -> str:
@@ -26,6 +27,10 @@ def without(drives: int) -> str:
 
 def rebuilding(percent: float) -> str:
     return f"{State.REBUILDING} {percent:.1f}%"
+
+
+def checking(percent: float) -> str:
+    return f"{CHECKING} {percent:.1f}%"
 
 
 def together(states: Sequence[str]) -> str:

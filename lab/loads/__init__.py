@@ -85,8 +85,9 @@ class Load(Protocol):
 
     def finish(self, directory: Path) -> Measured: ...
 
-    def verify(self) -> None:
-        """Raises LoadError if what the disk holds is not what was written."""
+    def verify(self) -> list[str]:
+        """Raises LoadError if what the disk holds is not what was written. What a reader must know
+        of the check itself."""
 
     def rest(self) -> None:
         """Lets go of the disk, which stays as it is."""

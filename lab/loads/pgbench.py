@@ -319,7 +319,7 @@ class Pgbench:
             notes += (f"{self.seat.name}'s log has the guest's times, {behind_ms:.0f} ms behind",)
         return Measured(began, seconds, counts, sums, failed, notes)
 
-    def verify(self) -> None:
+    def verify(self) -> list[str]:
         """Whatever ran: the sums of a bank are right, and every transaction is in its history."""
         now = self.balances()
         accounts, branches, tellers, history, rows = (
@@ -337,6 +337,7 @@ class Pgbench:
             wrong.append(f"history has {rows} new rows for {self.processed} transactions")
         if wrong:
             raise LoadError(f"the data of {self.seat.name} are wrong: {'; '.join(wrong)}")
+        return []
 
     def balances(self) -> tuple[int, ...]:
         """Sums over accounts, branches, tellers and history, and the number of rows in history."""

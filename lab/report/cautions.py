@@ -25,6 +25,7 @@ DURABILITY = {
 SECONDS_ENOUGH = 30
 ON_BLOCKS = ("mdraid", "raw", "btrfs", "zfs")
 ABOVE = 1.05
+PENDING_SHARE_MAX = 0.05  # of what was written, that was only put into a journal, or taken out
 EMULATED = (
     "The processors of the virtual machines are emulated: what takes CPU time there, of the load "
     "or of storage inside the guest, takes many times as long, and hides what sides differ by."
@@ -41,8 +42,8 @@ def all_of(source: Source) -> list[Caution]:
     found = [
         *synthetic(source), *mixed(source), *unequal(source), *durability(source),
         *write_holes(source), *resyncs(source), *caches(source), *narrower(source),
-        *not_in_state(source), *two_told_as_one(source), *failures(source), *given_up(source),
-        *short(source), *unfinished(source), *skipped(source),
+        *not_in_state(source), *two_told_as_one(source), *not_in_place(source), *failures(source),
+        *given_up(source), *short(source), *unfinished(source), *skipped(source),
         *surprising(source), *surroundings(source), *interrupted(source),
     ]  # fmt: skip
     return sorted(found, key=lambda one: not one.red)
@@ -54,8 +55,12 @@ def synthetic(source: Source):
 
 
 def mixed(source: Source):
-    """A run that went on: figures of before and after stand in one table."""
-    if changes := conditions.changes(source.machines_used):
+    """A run that went on, or a side that was set otherwise: figures of before and after stand in
+    one table."""
+    changes = conditions.changes(source.machines_used)
+    for name, its in source.sides.items():
+        changes += [f"{name}, {changed}" for changed in its.get("changed", ())]
+    if changes:
         yield Caution(
             "NOT MEASURED UNDER THE SAME CONDITIONS: the run went on with others. "
             f"{'; '.join(changes)}. Figures of before and after are no comparison of equals.",
@@ -190,6 +195,27 @@ def two_told_as_one(source: Source):
         )
 
 
+def not_in_place(source: Source):
+    """What only waits in a journal is put in place after the cell, in time that nobody measures."""
+    found = []
+    for one in source.summaries:
+        shares = one.spread(
+            lambda each: tables.over(each.cell.array_pending_bytes, each.cell.array_write_bytes)
+        )
+        if not shares or source.only_reads(one.cell.load):
+            continue
+        share = max(shares.least, shares.greatest, key=abs)
+        if abs(share) > PENDING_SHARE_MAX:
+            found.append(f"{tables.named(source, one)}: {one.cell.side} {share:+.0%}")
+    if found:
+        yield Caution(
+            "NOT ALL THAT WAS WRITTEN WAS PUT IN PLACE in the measured seconds: of it so much more "
+            f"waited in the journal at their end (or less): {'; '.join(found)}. Nobody writes like "
+            "that for hours: give the cells more seconds, and a longer warm-up.",
+            True,
+        )
+
+
 def given_up(source: Source):
     for tried, said in [
         (True, "CELLS FAILED and have no figure"),
@@ -233,7 +259,7 @@ def surprising(source: Source):
     for load, loads in source.loads:
         for one in source.telling(load, loads):
             name = f"{source.title_of(load, loads)}, {one.cell.state}: {one.cell.side}"
-            share, healthy = tables.efficiency(source, one), tables.of_healthy(source, one)
+            share, (healthy, _) = tables.efficiency(source, one), tables.of_healthy(source, one)
             if share and share > ABOVE:
                 used = source.drives_behind(loads, one.cell.side)
                 fewer = used < source.raw_drives(load, loads, one.cell.side)
@@ -242,10 +268,11 @@ def surprising(source: Source):
                     "the drives were measured in a worse moment"
                     f"{', or so few do more than their share of what all do' * fewer}."
                 )
-            if healthy and healthy > ABOVE:
+            if healthy and healthy.median > ABOVE:
                 yield Caution(
-                    f"{name} did {healthy:.0%} of what it does with all drives: chance is at least "
-                    "as large as that."
+                    f"{name} did {healthy.median:.0%} of what it does with all drives: that came "
+                    "before, when caches were not as warm, or it is chance. Either is at least as "
+                    "large as that, in the other rows, too."
                 )
 
 
@@ -295,6 +322,8 @@ def is_emulated(machine: dict) -> bool:
 def interrupted(source: Source):
     if len(source.machines_used) > 1:
         count = len(source.machines_used) - 1
-        yield Caution(
-            f"The run was interrupted and went on {f'{count} times' if count > 1 else 'once'}."
-        )
+        said = f"The run was interrupted and went on {f'{count} times' if count > 1 else 'once'}."
+        if source.raw and not source.raw_is_stated:
+            said += " The bare drives were measured before that: “of bare drives” is of what they "
+            said += "did then."
+        yield Caution(said)

@@ -93,6 +93,10 @@ def ratio(value: Spread | None, differ: bool, short: bool = False) -> str:
     return told if differ else f"{told} {SAME}"
 
 
+def percent_or_same(value: Spread | None, differ: bool) -> str:
+    return NONE if value is None else percent(value.median) + f" {SAME}" * (not differ)
+
+
 # What they are made of ----------------------------------------------------------------------
 
 
@@ -104,11 +108,13 @@ def of_baseline(source: Source, one: Summary) -> tuple[Spread | None, bool]:
     return stats.ratio(one, other), stats.differ(one, other)
 
 
-def of_healthy(source: Source, one: Summary) -> float | None:
+def of_healthy(source: Source, one: Summary) -> tuple[Spread | None, bool]:
+    """The ratio, and whether it is more than chance. What warms up in a turn is in it, too:
+    healthy always comes first."""
     healthy = source.find(one.cell, state="healthy")
-    if one.cell.state == "healthy" or healthy is None or not healthy.per_second.median:
-        return None
-    return one.per_second.median / healthy.per_second.median
+    if healthy is None or healthy is one:
+        return None, False
+    return stats.ratio(one, healthy), stats.differ(one, healthy)
 
 
 def efficiency(source: Source, one: Summary) -> float | None:
@@ -153,7 +159,7 @@ def verdict(source: Source) -> Iterator[Table]:
             row = [one.cell.state, one.cell.side, number(value.median * times)]
             if compared:
                 row.append(ratio(*of_baseline(source, one), short=True))
-            row.append(percent(of_healthy(source, one)))
+            row.append(percent_or_same(*of_healthy(source, one)))
             row += [middle(one.mean_ms), middle(one.percentile_ms(tail))]
             if source.raw:
                 row.append(percent(efficiency(source, one)))
@@ -387,7 +393,7 @@ def drives(source: Source) -> Table | None:
     rows = tuple(
         (name, *(told(its.get(column)) for column in numbers)) for name, its in source.raw.items()
     )
-    title = "The bare drives, measured in the same run"
+    title = "The bare drives, measured when the run began"
     if source.raw_is_stated:
         title = "The bare drives, not measured: models, at the pace that the study states"
     return Table(title, ("pattern", *numbers), rows)

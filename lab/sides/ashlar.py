@@ -236,7 +236,8 @@ class Ashlar:
         emulated guest."""
         shown, self.shown = self.shown or self.show_all(), []
         names = ("reads", "writes", "read_bytes", "write_bytes")
-        return Counters(*(sum(its["counters"][name] for its in shown) for name in names))
+        pending = sum(its["journal"]["pending_bytes"] for its in shown if its["journal"])
+        return Counters(*(sum(its["counters"][name] for its in shown) for name in names), pending)
 
     def pids(self) -> list[int]:
         return [self.pid] if self.pid else []

@@ -116,6 +116,17 @@ class GoingOn(unittest.TestCase):
         self.assertFalse(run.work.exists())
         self.assertEqual(conditions.of(run.results.machines()[0])["ashlar"], copy)
 
+    def test_postgresql_of_the_host_is_asked_for_where_it_is_measured(self):
+        words = STUDY.model_dump() | {"fio": None, "pgbench": {}}
+        for where, wanted in [("host", True), ("vm", False), ("guest", False)]:
+            run = self.prepared()
+            run.study = Study.model_validate(words | {"where": where})
+            run.screen, run.where.settings.return_value = mock.Mock(), {}
+            asked = mock.patch.object(runs, "program_directory", return_value="/nowhere")
+            with asked as asked, run.cleanup:
+                run.begin()
+            self.assertEqual(asked.called, wanted, where)
+
     def test_what_was_built_anew_since_it_was_looked_at_is_refused(self):
         self.was()
         run = self.prepared("ashlar")
@@ -185,17 +196,20 @@ class GoingOn(unittest.TestCase):
         self.was()
         self.was(2)
         machines = Results(self.home).machines
-        self.assertEqual(list(cautions.mixed(SimpleNamespace(machines_used=machines()))), [])
+        self.assertEqual(list(cautions.mixed(self.source(machines()))), [])
         for key, value in [
             ("kernel", "9.9"), ("huge_pages", True), ("disk_bytes", [1]), ("directory", "/there"),
             ("guest_kernel", "6.6"),
         ]:  # fmt: skip
             self.was(3, **{key: value})
-            (said,) = cautions.mixed(SimpleNamespace(machines_used=machines()))
+            (said,) = cautions.mixed(self.source(machines()))
             self.assertTrue(said.red)
             self.assertIn(str(value), said.text)
         self.was(3, ashlar="another, of which nothing was measured before")
         self.assertEqual(conditions.changes(machines()), [])
+
+    def source(self, machines: list[dict], **sides: dict) -> SimpleNamespace:
+        return SimpleNamespace(machines_used=machines, sides=sides)
 
     def test_what_a_machine_says_anyway_is_told_where_it_changed(self):
         one = {
@@ -231,6 +245,31 @@ class GoingOn(unittest.TestCase):
         run.skipped = {"btrfs": "mkfs.btrfs is missing"}
         run.write_sides(Side(), mock.Mock(**{"settings.return_value": {}}))
         self.assertEqual(json.loads((self.home / "sides.json").read_text())["btrfs"], measured)
+
+    def test_what_a_side_was_not_set_to_all_the_time_is_told_in_red(self):
+        run, load = self.run_of(), mock.Mock(**{"settings.return_value": {}})
+        run.screen = mock.Mock()
+        turns = [{"stripe_cache_size": size, "commands": f"mdadm {size}", "array a0": f"{size} %"}
+                 for size in ("4096", "4096", "256", "256", "4096")]  # fmt: skip
+        for settings in turns:
+            with mock.patch.object(Side, "settings", return_value=settings):
+                run.write_sides(Side(), load)
+        its = run.known_sides()["ashlar"]
+        self.assertEqual(its["settings"], turns[-1])
+        self.assertEqual(its["changed"], ["stripe_cache_size: 4096, then 256",
+                                          "stripe_cache_size: 256, then 4096"])  # fmt: skip
+        self.assertEqual(run.screen.line.call_count, 2)
+        [said] = cautions.mixed(self.source([], ashlar=its, btrfs={"skipped": "why"}))
+        self.assertTrue(said.red)
+        self.assertIn("ashlar, stripe_cache_size: 4096, then 256; ashlar, ", said.text)
+
+    def test_how_disks_are_reached_is_decided_once(self):
+        with mock.patch.object(runs.Ashlar, "export_kind", return_value="fuse"):
+            self.assertEqual([side.export for side in self.prepared().study.side], ["fuse", None])
+        known = {"ashlar": {"settings": {"export": "ublk"}}}
+        (self.home / "sides.json").write_text(json.dumps(known))
+        with mock.patch.object(runs.Ashlar, "export_kind", return_value="fuse"):
+            self.assertEqual(self.prepared("ashlar").study.side[0].export, "ublk")
 
 
 if __name__ == "__main__":

@@ -71,6 +71,21 @@ class Costs(unittest.TestCase):
         load = geometry(4, 1).in_place(slow, 4096, 1)
         self.assertAlmostEqual(sum(load.seconds), 2 / 10_000 + 2 / 1000)
 
+    def test_what_goes_on_where_the_last_ended_costs_its_bytes(self):
+        """A drive of 150 operations and 200 MB a second reads no 64 KiB in 1/150 s."""
+        turning = Drive(150, 150, 2e8, 2e8)
+        stripe = geometry(4, 1)
+        for load, share in [(stripe.stripe_read(turning), 0.8), (stripe.stripe_write(turning), 1)]:
+            self.assertAlmostEqual(load.busiest_seconds, share * CHUNK / 2e8)
+        model = replace(turning, is_model=True)
+        for load, share in [(stripe.stripe_read(model), 0.8), (stripe.stripe_write(model), 1)]:
+            self.assertAlmostEqual(load.busiest_seconds, share / 150)
+        # what is at random is an operation either way, and so is what the journal takes meanwhile
+        for drive in (turning, model):
+            self.assertAlmostEqual(stripe.random_read(drive).busiest_seconds, 1 / 150 / 5)
+        journaled = geometry(4, 1, journal=True).stripe_write(turning)
+        self.assertAlmostEqual(journaled.busiest_seconds, CHUNK / 2e8 + 1 / 150)
+
     def test_nothing_waits_nothing_is_saved(self):
         one = geometry(4, 1, True)
         self.assertEqual(one.destaged(DRIVE, 4096, 0), one.in_place(DRIVE, 4096, 1))
@@ -314,8 +329,7 @@ class Check(unittest.TestCase):
         )
         told = row.findall((paths.CHECKOUT / "docs/LAB.md").read_text())
         self.assertEqual(len(told), 2 * 2 * 2 * len(proof.PATTERNS))
-        server = Server(Drive(proof.IOPS, proof.IOPS, proof.MBPS * 1e6, proof.MBPS * 1e6),
-                        span_bytes=proof.RANDOM_BYTES)  # fmt: skip
+        server = Server(proof.DRIVE, span_bytes=proof.RANDOM_BYTES)
         for data, parity, policy, state, work, predicted, measured, ratio in told:
             load = work.replace(" ", "-").replace("/", "-")
             its = predict(proof.study_of(int(data), int(parity), policy), server)
@@ -346,6 +360,16 @@ class Command(unittest.TestCase):
         first = said["cells"][0]
         self.assertEqual((first["bottleneck"], round(first["per_second"])), ("drives", 50_000))
         self.assertIn("cores", said["not_known"][0])
+
+    def test_models_of_drives_count_each_operation(self):
+        slow = ["--drive-iops-read", "150", *self.DRIVES[2:]]
+        rates = []
+        for drives in ('{kind="block"}', '{kind="model", iops=1, mbps=1}'):
+            said = json.loads(self.said("fio-host", *slow, "--set", f"drives={drives}", "--json"))
+            its = (one for one in said["cells"] if one["load"] == "sequential-read-1m")
+            rates.append(round(next(its)["per_second"]))
+        # 5 drives of 200 MB a second; of 150 chunks
+        self.assertEqual(rates, [954, 47])
 
     def test_table(self):
         self.assertIn("50,000", self.said("fio-host", *self.DRIVES))
@@ -423,7 +447,55 @@ class Command(unittest.TestCase):
             (Path(directory) / "study.json").write_text(study.model_dump_json())
             (Path(directory) / "raw.json").write_text(json.dumps(raw))
             its = plan.from_raw(Path(directory) / "raw.json")
-        self.assertEqual(list(its.values()), [100, 100, 1, 1])
+        self.assertEqual([its[name] for name in plan.FIGURES], [100, 100, 1, 1])
+
+    def test_figures_of_a_run_are_of_small_requests_and_large_ones(self):
+        patterns = [
+            {"name": "few", "rw": "randread", "depth": 1},
+            {"name": "small", "rw": "randread", "depth": 32},
+            {"name": "large", "rw": "randread", "block": "64K"},
+            {"name": "stream", "rw": "write", "block": "1M"},
+            {"name": "pieces", "rw": "write", "block": "16K"},
+            {"name": "blocks", "rw": "randwrite", "block": "16K"},
+        ]
+        raw = {
+            one["name"]: {"drives": 5, "iops": 500 * at, "bytes_per_sec": 5e9 * at}
+            for at, one in enumerate(patterns, 1)
+        }
+        for order in (patterns, patterns[::-1]):
+            study = Study.model_validate(FIO | {"fio": {"patterns": order}})
+            with tempfile.TemporaryDirectory() as directory:
+                (Path(directory) / "study.json").write_text(study.model_dump_json())
+                (Path(directory) / "raw.json").write_text(json.dumps(raw))
+                its = plan.from_raw(Path(directory) / "raw.json")
+            self.assertEqual(its, {"drive_iops_read": 200, "drive_gbps_write": 4})
+
+    def measured(self, overwrite: bool) -> tuple[list, str]:
+        """What fio is asked for, and what is said; of a drive that writes 5 GB in a minute."""
+        asked = []
+
+        def by_fio(device: str, rw: str, words: list[str]) -> dict:
+            pairs = (word.removeprefix("--").split("=") for word in words if "=" in word)
+            asked.append((rw, dict(pairs)))
+            return {"io_bytes": 5_000_000_000, "iops": 1, "bw_bytes": 1}
+
+        with (
+            mock.patch.object(plan, "devices", mock.Mock(**{"problems.return_value": []})),
+            mock.patch.multiple(plan, by_fio=by_fio, shutil=mock.Mock()),
+            contextlib.redirect_stderr(io.StringIO()) as said,
+        ):
+            plan.measured("/dev/x", overwrite)
+        return asked, said.getvalue()
+
+    def test_a_drive_is_written_before_it_is_read_and_no_more_is_read(self):
+        (fill, its), *asked = self.measured(overwrite=True)[0]
+        self.assertEqual((fill, its["size"], its["runtime"]), ("write", str(64 << 30), "60"))
+        self.assertEqual([rw for rw, _ in asked], ["write", "randwrite", "read", "randread"])
+        self.assertEqual({its["size"] for _, its in asked}, {"5000000000"})
+        self.assertEqual([its["numjobs"] for _, its in asked], ["1", "4", "1", "4"])
+        asked, said = self.measured(overwrite=False)
+        self.assertEqual([rw for rw, _ in asked], ["read", "randread"])
+        self.assertIn("never written, or was discarded, it reads faster than it can", said)
 
 
 if __name__ == "__main__":

@@ -118,7 +118,9 @@ class OnHost(unittest.TestCase):
         side.pull(1, 0)
         self.assertEqual(side.states(), ["degraded", "degraded"])
         for load in loads:
-            load.verify()
+            found = load.verify()
+            # RAID 5 of btrfs may take none with a drive out
+            self.assertTrue(not found or side.name == "btrfs", found)
         side.replace(0, 0)
         side.replace(1, 0)
         self.wait_healthy(side)

@@ -1,6 +1,7 @@
 """Goal: an array is made and read as md's own documentation says, whatever state it is in."""
 
 import os
+import subprocess
 import tempfile
 import unittest
 from pathlib import Path
@@ -105,7 +106,7 @@ class OnFiles(Host):
             return Output(1 if self.arrays else 0, b"")
         elif command.startswith("nproc"):
             text = "2\nMemTotal: 8388608 kB\n"
-        elif command.startswith("cat /sys/block/md") and "array_state" in command:
+        elif "array_state" in command:
             text = "clean\n0\nidle\nnone\n"
         elif command.startswith("cat /sys/block/md"):
             text = "1\n"
@@ -157,17 +158,35 @@ class Tuning(unittest.TestCase):
         self.assertEqual(mdraid.tuning(2, 64 << 20, 24)[1], 256)
 
 
+# As the kernel writes it, with another array of ours before.
+MDSTAT = """\
+Personalities : [raid6] [raid5] [raid4]
+md101 : active raid5 loop9[6] loop8[2] loop7[1]
+      2093056 blocks super 1.2 level 5, 64k chunk, algorithm 2 [3/2] [UU_]
+      [==================>..]  recovery = 90.0% (941875/1046528) finish=0.1min speed=9K/sec
+      bitmap: 0/1 pages [0KB], 65536KB chunk
+
+md100 : active raid5 loop5[6] loop3[2] loop2[1] loop1[0]
+      4186112 blocks super 1.2 level 5, 64k chunk, algorithm 2 [5/4] [UUUU_]
+      [==>..................]  recovery = 12.5% (130816/1046528) finish=1.2min speed=24052K/sec
+
+unused devices: <none>
+"""
+
+
 class State(unittest.TestCase):
     def test_each(self):
+        done = "      [=>...]  recovery = 25.0% (261632/1046528) finish=0.4min speed=9K/sec\n"
         for text, wanted in [
             ("clean\n0\nidle\nnone\n", "healthy"),
-            ("active\n0\ncheck\n5 / 10\n", "healthy"),
+            (f"active\n0\ncheck\n0 / 2093056\n{done}", "checking 25.0%"),
+            (f"active\n0\nrepair\n0 / 2093056\n{done}", "checking 25.0%"),
             ("active\n1\nidle\nnone\n", "degraded"),
             ("active\n1\nfrozen\nnone\n", "degraded"),
-            ("active\n1\nrecover\n523264 / 2093056\n", "rebuilding 25.0%"),
+            (f"active\n1\nrecover\n130816 / 2093056\n{done}", "rebuilding 25.0%"),
             ("active\n1\nrecover\nnone\n", "rebuilding 0.0%"),
-            ("active\n1\nrecover\ndelayed\n", "waiting"),
-            ("active\n0\nresync\n1 / 4\n", "rebuilding 25.0%"),
+            ("active\n1\nrecover\ndelayed\n\tresync=DELAYED\n", "waiting"),
+            (f"active\n0\nresync\n0 / 2093056\n{done}", "rebuilding 25.0%"),
             ("active\n2\nidle\nnone\n", "failed"),
             ("broken\n2\nidle\nnone\n", "failed"),
             ("inactive\n0\nidle\nnone\n", "failed"),
@@ -175,6 +194,24 @@ class State(unittest.TestCase):
             self.assertEqual(mdraid.state(text, parity=1), wanted, text)
         self.assertEqual(mdraid.state("active\n2\nidle\nnone\n", parity=2), "degraded-twice")
         self.assertEqual(mdraid.state("clean\n", parity=0), "healthy")
+
+    def test_how_far_a_rebuild_is_moves_with_each_request(self):
+        """Its own, and not by sixteenths of a drive."""
+        with tempfile.TemporaryDirectory(prefix="ashlar-lab-test-") as home:
+            at = Path(home) / "block/md100/md"
+            at.mkdir(parents=True)
+            for name, word in [("array_state", "active"), ("degraded", "1"),
+                               ("sync_action", "recover"), ("sync_completed", "0 / 2093056")]:
+                (at / name).write_text(f"{word}\n")  # fmt: skip
+            (Path(home) / "mdstat").write_text(MDSTAT)
+
+            def check(command: str) -> str:
+                command = command.replace("/sys/", f"{home}/").replace("/proc/", f"{home}/")
+                return subprocess.check_output(["sh", "-ec", command], text=True)
+
+            side = mock.Mock(**{"place.check": check})
+            told = mdraid.Mdraid.told_of(side, "md100")
+        self.assertEqual(mdraid.state(told, parity=1), "rebuilding 12.5%")
 
 
 class Disks(unittest.TestCase):

@@ -28,7 +28,7 @@ from lab.place import Host, Output, VmError
 from lab.results import Cell, Results
 from lab.sampler import Sample
 from lab.schedule import blocks
-from lab.side import Disk, Drive, SideError
+from lab.side import Counters, Disk, Drive, SideError
 from lab.study import Fio as FioStudy
 from lab.study import Study, StudyError
 from lab.where import Seat
@@ -93,6 +93,9 @@ class MadeUpSide:
     def rebuild_error(self) -> str | None:
         return None
 
+    def counters(self) -> Counters | None:
+        return None
+
     def states(self) -> list[str]:
         return [self.state(array) for array in range(len(self.out))]
 
@@ -132,23 +135,52 @@ class Turns(unittest.TestCase):
         self.assertLess(time.monotonic() - began, 10)
 
     def test_a_cell_says_how_much_of_its_disks_was_written(self):
-        seats = [Seat("host", mock.Mock(emulated=False), Disk(bytes=4 * MIB))] * 2
-        active = [
-            mock.Mock(running=False, seconds_max=1, seat=seat, filled_bytes=filled * MIB)
-            for seat, filled in zip(seats, (4, 2), strict=True)
+        active = [self.load(4), self.load(2)]
+        for count, share in [(1, 1.0), (2, 0.75)]:
+            cell = self.measured(MadeUpSide(), active, count)
+            self.assertEqual((cell.operations, cell.filled_share), (5 * count, share))
+            self.assertEqual(cell.notes.count("what was checked"), 1)
+
+    def load(self, filled: int) -> mock.Mock:
+        """That is over as soon as it has begun, on a disk of 4 MiB."""
+        seat = Seat("host", mock.Mock(emulated=False), Disk(bytes=4 * MIB))
+        load = mock.Mock(running=False, seconds_max=1, seat=seat, filled_bytes=filled * MIB)
+        load.finish.return_value = Measured(100.0, 1.0, {0: 5}, {})
+        load.verify.return_value = ["what was checked"]
+        return load
+
+    def measured(self, side: MadeUpSide, active: list, count: int = 1) -> Cell:
+        samples = [
+            Sample(at, "healthy", Counters(0, 0, 0, 0, pending), 0.0, None)
+            for at, pending in ((100.0, 5), (101.0, 12))
         ]
-        for load in active:
-            load.finish.return_value = Measured(100.0, 1.0, {0: 5}, {})
-        samples = [Sample(at, "healthy", None, 0.0, None) for at in (100.0, 101.0)]
         watch = mock.Mock(samples=samples, events=[], error=None)
-        made = runs.Turn(MadeUpSide(), 1, mock.Mock(), active, Silent(), "s")
+        made = runs.Turn(side, 1, mock.Mock(), active, Silent(), "s")
         with (
             mock.patch.object(runs, "Sampler", return_value=watch),
+            mock.patch.object(runs, "POLL_SECONDS", 0),
             tempfile.TemporaryDirectory() as home,
         ):
-            for count, share in [(1, 1.0), (2, 0.75)]:
-                cell = made.measure(replace(HEALTHY, loads=count), Path(home))
-                self.assertEqual((cell.operations, cell.filled_share), (5 * count, share))
+            return made.measure(replace(HEALTHY, loads=count), Path(home))
+
+    def test_a_cell_begins_when_nothing_waits_of_the_cell_before(self):
+        waits, seen = [], [0]
+        side, load = MadeUpSide(), self.load(4)
+
+        def states() -> list[str]:
+            seen[0] = waits.pop(0) if waits else seen[0]
+            return ["healthy"]
+
+        side.states, side.counters = states, lambda: Counters(0, 0, 0, 0, seen[0])
+        load.ready.side_effect = lambda cell: waits.extend([5 * MIB, 2 * MIB, MIB])  # it writes
+        load.begin.side_effect = lambda *words: self.assertEqual((waits, seen), ([], [MIB]))
+        cell = self.measured(side, [load])
+        self.assertEqual((cell.array_pending_bytes, cell.notes), (7, ("what was checked",)))
+        load.ready.side_effect, load.begin.side_effect = None, None
+        seen[0] = 5 * MIB
+        with mock.patch.object(runs, "PENDING_SECONDS_MAX", 0):
+            note, _ = self.measured(side, [load]).notes
+        self.assertIn("5 MiB wait in the journal from before", note)
 
     def test_what_was_another_state_is_noted(self):
         made = turn(MadeUpSide(arrays=2), MadeUpLoad(0))
@@ -678,6 +710,42 @@ class Disks(InDirectory):
             words["side"][1]["raid0"] = True  # which takes all of an array
             found = measure_drives(Study.model_validate(words), where, lambda what: None)
             self.assertEqual(list(found), ["p"])
+
+    def test_what_is_checked_is_written_anew_after_each_cell(self):
+        there = Host(Ledger(self.home / "ledger"))
+        self.addCleanup(there.close)
+        seat = Seat("host", there, Disk(directory=str(self.home), bytes=10 * MIB))
+        load, path = Fio(seat, FioStudy.model_validate(FIO)), self.home / "fio"
+        self.addCleanup(load.close)
+        load.prepare(lambda what: None)
+        older = path.read_bytes()
+        load.verify()
+        newer = path.read_bytes()
+        load.verify()
+        at = 9 * MIB  # a tenth is checked
+        self.assertEqual(older[:at], newer[:at])
+        load.mark = newer[at : at + fio.MARK_BYTES].hex()
+        size = 64 << 10
+        # a block that was not written, and two that were written where others belong
+        for wrong in (older[at:][:size], newer[at + size :][:size], newer[at + 4096 :][:4096]):
+            path.write_bytes(newer[:at] + wrong + newer[at + len(wrong) :])
+            with self.assertRaisesRegex(LoadError, "is not what is read"):
+                load.verify()
+
+    def test_who_takes_no_writes_is_told_and_not_taken_for_wrong(self):
+        there = mock.Mock(spec=Host)
+        refused = mock.Mock(rc=1, text="fio: io_u error on file f: Input/output error")
+        there.run.side_effect = lambda command, *_: (
+            refused if "--rw=write" in command else mock.Mock(rc=0, text="")
+        )
+        disk = Disk(directory=str(self.home), bytes=10 * MIB)
+        load = Fio(Seat("host", there, disk), FioStudy.model_validate(FIO))
+        load.mark = "00"
+        for checked in (1, 0):  # what is half written is not looked at again
+            there.run.reset_mock()
+            [note] = load.verify()
+            self.assertIn("takes no writes", note)
+            self.assertEqual(there.run.call_count, checked + 1)
 
     def test_models_of_drives_are_not_measured_but_stated(self):
         pattern = {"name": "large", "rw": "read", "block": "1M"}

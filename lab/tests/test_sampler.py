@@ -49,6 +49,15 @@ class Seconds(unittest.TestCase):
         total = sampler.totals(samples, 0.0, 4.0)["reads"]
         self.assertAlmostEqual(sum(row["array_reads"] for row in rows), total, delta=2)
 
+    def test_what_waits_in_a_journal_grows_and_shrinks(self):
+        samples = [
+            Sample(at, "healthy", Counters(0, 0, 0, 0, pending), 0.0, None)
+            for at, pending in enumerate((0, 100, 300, 200, 200))
+        ]
+        rows = sampler.rows(samples, summary([Measured(0.0, 4.0, {}, {})]))
+        self.assertEqual([row["array_pending_bytes"] for row in rows], [100, 200, -100, 0])
+        self.assertEqual(sampler.totals(samples, 1.0, 3.0)["pending_bytes"], 100)
+
     def test_nothing_is_known_where_nobody_counts(self):
         samples = [Sample(at, "healthy", None, 0.0, 1.0 * at) for at in range(4)]
         found = sampler.totals(samples, 1.0, 3.0)

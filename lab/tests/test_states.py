@@ -197,14 +197,16 @@ class EveryArray(unittest.TestCase):
         def array(name: str, state: str, reads: int, *members: dict) -> dict:
             counters = {"reads": reads, "writes": 0, "read_bytes": 0, "write_bytes": 0}
             return {"name": name, "state": state, "members": members, "rebuild": None,
-                    "resync": None, "counters": counters}  # fmt: skip
+                    "resync": None, "counters": counters,
+                    "journal": {"pending_bytes": 7} if reads else None}  # fmt: skip
 
         # not in our order, and one that is not ours
         listed = [array("a1", "degraded", 2, member(), member(present=False)),
-                  array("b0", "failed", 100), array("a0", "optimal", 1, member(), member())]
+                  array("b0", "failed", 100), array("a0", "optimal", 0, member(), member())]
         side = self.side("ashlar", **{"array list -o json": json.dumps(listed)})
         self.assertEqual(side.states(), ["healthy", "degraded"])
-        self.assertEqual(side.counters().reads, 3)
+        counters = side.counters()
+        self.assertEqual((counters.reads, counters.pending_bytes), (2, 7))
         self.assertEqual(len(side.place.commands), 1, side.place.commands)
 
     def test_ashlar_tells_why_a_rebuild_stopped(self):
