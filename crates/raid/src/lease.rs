@@ -53,6 +53,8 @@ pub const BEAT_PERIOD: Duration = Duration::from_secs(5);
 pub const WATCH_BEATS: u32 = 3;
 /// For so long after its beginning a good beat is relied on.
 const TRUST: Duration = Duration::from_secs(10);
+/// A stop waits for a good beat until so long after the last one ended.
+const ENDS_WITHIN: Duration = Duration::from_secs(60);
 /// Who reads the leases and has not written its own within this time is slow.
 const SETTLE: Duration = Duration::from_millis(500);
 // What was started just before the trust ended has a period to reach the drives.
@@ -164,23 +166,39 @@ impl Place {
         Place { drive: drive.clone(), drive_uuid, at }
     }
 
-    /// The newest lease here; `None`: there never was one.
+    /// What can be read here.
     pub(crate) async fn read(
         &self,
         reactor: &Reactor,
         array: [u8; 16],
-    ) -> Result<Option<Lease>, DriveError> {
-        let read = label::read_bytes(reactor, &self.drive, self.at, SLOTS * Lease::BYTES);
-        let bytes = read.await?;
-        let slots = bytes.chunks_exact(to_usize(Lease::BYTES)).zip(0..);
-        let leases = slots.filter_map(|(slot, index)| {
-            let home = self.at + index * Lease::BYTES;
-            record::open::<Lease>(slot, Some(self.drive_uuid), home).ok()
-        });
-        let is_its = |its: &&Lease| {
-            its.array == array && its.epoch.get().max(its.beat.get()) <= BELIEVED_MAX
+    ) -> Result<Seen, DriveError> {
+        let read = |at, len| label::read_bytes(reactor, &self.drive, at, len);
+        let mut seen = Seen::default();
+        let slots = match read(self.at, SLOTS * Lease::BYTES).await {
+            Err(DriveError::Media) => {
+                seen.is_dark = true;
+                join_all((0..SLOTS).map(|slot| read(self.at + slot * Lease::BYTES, Lease::BYTES)))
+                    .await
+            }
+            Err(error) => return Err(error),
+            Ok(both) => {
+                both.chunks_exact(to_usize(Lease::BYTES)).map(|its| Ok(its.into())).collect()
+            }
         };
-        Ok(leases.filter(is_its).max_by_key(|lease| age(lease)).cloned())
+        for (slot, home) in slots.iter().zip((self.at..).step_by(to_usize(Lease::BYTES))) {
+            let bytes = match slot {
+                Err(DriveError::Media) => continue,
+                Err(error) => return Err(*error),
+                Ok(bytes) => bytes,
+            };
+            let found = record::open::<Lease>(bytes, Some(self.drive_uuid), home).ok();
+            let is_its = |its: &&Lease| {
+                its.array == array && its.epoch.get().max(its.beat.get()) <= BELIEVED_MAX
+            };
+            let newer = found.filter(is_its).filter(|its| Some(age(its)) > seen.age());
+            seen.newest = newer.cloned().or(seen.newest);
+        }
+        Ok(seen)
     }
 
     /// Durable when this returns.
@@ -200,19 +218,35 @@ impl Place {
     }
 }
 
+/// What can be read of the leases in a place.
+#[derive(Clone, Default)]
+pub(crate) struct Seen {
+    /// `None`: there never was one.
+    pub(crate) newest: Option<Lease>,
+    /// One slot, at least, cannot be read: a newer one may stand there. Whoever has the array
+    /// writes the slots in turn, so that it shows in the other with its next beat.
+    pub(crate) is_dark: bool,
+}
+
+impl Seen {
+    fn age(&self) -> Option<(u64, u64)> {
+        self.newest.as_ref().map(age)
+    }
+}
+
 /// Where leases are written.
 pub fn places(members: &[Member]) -> Vec<Place> {
     members.iter().filter_map(|member| Some(Place::of(member, member.keeps_metadata()?))).collect()
 }
 
-/// The newest lease in each place that answers.
-async fn each(reactor: &Reactor, array: [u8; 16], places: &[Place]) -> Vec<Option<Lease>> {
+/// What each place shows that answers.
+async fn each(reactor: &Reactor, array: [u8; 16], places: &[Place]) -> Vec<Seen> {
     let found = join_all(places.iter().map(|place| place.read(reactor, array))).await;
-    found.into_iter().map(|found| found.ok().flatten()).collect()
+    found.into_iter().map(Result::unwrap_or_default).collect()
 }
 
-fn newest_of(found: &[Option<Lease>]) -> Option<&Lease> {
-    found.iter().flatten().max_by_key(|lease| age(lease))
+fn newest_of(found: &[Seen]) -> Option<&Lease> {
+    found.iter().filter_map(|seen| seen.newest.as_ref()).max_by_key(|lease| age(lease))
 }
 
 /// Takes the array for `host`, who has it for [`TRUST`] from when this began to write, and longer
@@ -238,11 +272,12 @@ pub async fn take(
         let (mut moved, before) = (None, newest_of(&found).map(age));
         for (known, now) in found.iter_mut().zip(each(reactor, array, leases).await) {
             // One may not have answered this time, or before: what it shows now may be old.
-            if now.as_ref().map(age) > known.as_ref().map(age) {
-                let is_new = known.is_some() || now.as_ref().map(age) > before;
-                let its = now.clone().filter(|now| is_new && is_others(Some(now), host));
+            known.is_dark |= now.is_dark;
+            if now.age() > known.age() {
+                let is_new = known.newest.is_some() || now.age() > before;
+                let its = now.newest.clone().filter(|now| is_new && is_others(Some(now), host));
                 moved = moved.or(its);
-                *known = now;
+                known.newest = now.newest;
             }
         }
         if let Some(moved) = moved.filter(|_| is_others(newest_of(&found), host)) {
@@ -251,38 +286,49 @@ pub async fn take(
     }
     let mut claim = Claim::after(newest_of(&found), reactor.now());
     claim.epoch = claim.epoch.max(force.map_or(0, |past| past + 1));
-    write_and_confirm(reactor, array, members, host, claim, read_at).await?;
-    Ok(claim)
+    let is_dark = found.iter().any(|seen| seen.is_dark);
+    // In the other slot, if ours cannot be read where it was written.
+    for beat in [claim.beat, claim.beat + 1] {
+        let claim = Claim { beat, ..claim };
+        let read_at = (!is_dark).then_some(read_at);
+        if write_and_confirm(reactor, array, members, host, claim, read_at).await? {
+            return Ok(claim);
+        }
+    }
+    Err(ArrayError::Lost.into())
 }
 
-/// Steps 2 to 4. `read_at`: when step 1 began.
+/// Steps 2 to 4. `read_at`: when step 1 began; `None`: it has not seen all. False: nobody says
+/// whose it is.
 async fn write_and_confirm(
     reactor: &Reactor,
     array: [u8; 16],
     members: &[Member],
     host: &Host,
     claim: Claim,
-    read_at: Instant,
-) -> Result<(), AssembleError> {
+    read_at: Option<Instant>,
+) -> Result<bool, AssembleError> {
     let places = places(members);
     let lease = lease(array, host, claim.epoch, claim.beat);
     let writes = join_all(places.iter().map(|place| place.write(reactor, lease.clone()))).await;
-    let slow = reactor.now().since(read_at) > SETTLE;
+    let slow = read_at.is_none_or(|read_at| reactor.now().since(read_at) > SETTLE);
     reactor.sleep(if slow { TRUST + SETTLE } else { SETTLE }).await;
     let written = places.iter().zip(&writes).filter(|(_, write)| write.is_ok());
     let mut confirmed = false;
-    for found in join_all(written.map(|(place, _)| place.read(reactor, array))).await {
-        match found {
-            Ok(Some(found)) if claim.is_in(&found, host) => confirmed = true,
-            Ok(found) => {
+    for seen in join_all(written.map(|(place, _)| place.read(reactor, array))).await {
+        // A drive that has stopped to answer since is found out by the first write.
+        let Ok(Seen { newest, is_dark }) = seen else { continue };
+        let is_old = newest.as_ref().is_none_or(|found| found.epoch.get() < claim.epoch);
+        match newest {
+            Some(found) if claim.is_in(&found, host) => confirmed = true,
+            _ if is_dark && is_old => {}
+            found => {
                 let host = found.map_or_else(|| "another host".into(), |found| owner_name(&found));
                 return Err(AssembleError::InUse { host });
             }
-            // A drive that has stopped to answer since is found out by the first write.
-            Err(_) => {}
         }
     }
-    if confirmed { Ok(()) } else { Err(ArrayError::Lost.into()) }
+    Ok(confirmed)
 }
 
 /// The next beat on a member, after its last one there and the newest on any: larger than both. Who
@@ -324,7 +370,11 @@ pub(crate) struct Leasehold {
     /// that is known to be good.
     gate: Rc<Gate>,
     newest_beat: Cell<u64>,
+    /// When `take` was sure.
+    confirmed: Instant,
     state: RefCell<State>,
+    /// The array is to stop: it does so whether or not a beat is good.
+    ends: Cell<bool>,
     /// A member that is about to be back, and its index: while no other is here, nothing else could
     /// open the gate.
     joining: RefCell<Option<(usize, Member)>>,
@@ -371,7 +421,9 @@ impl Leasehold {
             claim,
             gate: Gate::open_until(claim.until()),
             newest_beat: Cell::new(claim.beat),
+            confirmed: reactor.now(),
             state: RefCell::new(State::Held),
+            ends: Cell::new(false),
             joining: RefCell::default(),
             kept: Cell::new(0),
             keepers: Cell::new(0),
@@ -416,7 +468,8 @@ impl Leasehold {
                     self.joining.borrow_mut().take_if(joining);
                     self.changed.wake_all(&self.reactor);
                 }
-            } else if self.is_nowhere() {
+            }
+            if self.is_in_vain() {
                 // Who waits for a good beat waits in vain.
                 self.gate.turn_away(&self.reactor);
                 self.changed.wake_all(&self.reactor);
@@ -444,7 +497,12 @@ impl Leasehold {
     }
 
     async fn beat(&self, place: &Place, beat: u64) -> Result<(), DriveError> {
-        self.look(place).await?;
+        let is_dark = self.look(place).await?.is_dark;
+        let is_new = self.reactor.now().since(self.confirmed) <= SETTLE;
+        if is_dark && !is_new && !self.is_trusted() {
+            // Another may have had the array since, and be gone again, and be all that is not seen.
+            return Err(DriveError::Media);
+        }
         let began = self.reactor.now();
         let record = lease(self.array, &self.host, self.claim.epoch, beat);
         place.show(&self.reactor, record).await?;
@@ -454,10 +512,11 @@ impl Leasehold {
         if !(place.drive.is_alive() && place.drive.has_failed_flush()) {
             flushed?;
         }
-        // After a long stall this beat may have replaced a rival's claim: that one beats, too.
-        let wait = if self.is_trusted() { SETTLE } else { BEAT_PERIOD + SETTLE };
+        // After a long stall this beat may have replaced a rival's claim, and so it may where one
+        // could not be read: that one beats, too.
+        let wait = if self.is_trusted() && !is_dark { SETTLE } else { BEAT_PERIOD + SETTLE };
         self.pause_until(self.reactor.now().after(wait)).await;
-        if self.is_held() && self.look(place).await? {
+        if self.is_held() && self.is_in(&self.look(place).await?) {
             self.note_good(began);
         }
         Ok(())
@@ -467,23 +526,28 @@ impl Leasehold {
     /// that another host finds, before the next beat.
     pub(crate) async fn tell(&self, index: usize) -> Result<(), DriveError> {
         let place = self.place_of(index).ok_or(DriveError::Gone)?;
-        if self.look(&place).await? {
+        if self.is_in(&self.look(&place).await?) {
             return Ok(());
         }
         let record = lease(self.array, &self.host, self.claim.epoch, self.newest_beat.get());
         place.write(&self.reactor, record).await
     }
 
-    /// Whether the newest lease here is this one; another's ends it.
-    async fn look(&self, place: &Place) -> Result<bool, DriveError> {
-        let found = place.read(&self.reactor, self.array).await?;
+    /// What is here; another's lease ends this one.
+    async fn look(&self, place: &Place) -> Result<Seen, DriveError> {
+        let seen = place.read(&self.reactor, self.array).await?;
         if let Some(found) =
-            found.as_ref().filter(|found| self.claim.is_overridden(found, &self.host))
+            seen.newest.as_ref().filter(|found| self.claim.is_overridden(found, &self.host))
         {
             self.lose(owner_name(found));
             return Err(DriveError::Gone);
         }
-        Ok(found.is_some_and(|found| self.claim.is_in(&found, &self.host)))
+        Ok(seen)
+    }
+
+    /// Whether the newest lease is this one.
+    fn is_in(&self, seen: &Seen) -> bool {
+        seen.newest.as_ref().is_some_and(|found| self.claim.is_in(found, &self.host))
     }
 
     fn note_good(&self, began: Instant) {
@@ -519,7 +583,8 @@ impl Leasehold {
     /// Whether the newest lease on a drive that is no member now is this one; `Greater`: another
     /// took it since, `Less`: there is none, or an older one.
     pub(crate) async fn compare(&self, drive: &Rc<Drive>, label: &Label) -> Ordering {
-        match Place::on(drive, label).read(&self.reactor, self.array).await {
+        let seen = Place::on(drive, label).read(&self.reactor, self.array).await;
+        match seen.map(|seen| seen.newest) {
             Ok(Some(found)) if self.claim.is_overridden(&found, &self.host) => Ordering::Greater,
             Ok(Some(found)) if self.claim.is_in(&found, &self.host) => Ordering::Equal,
             Ok(Some(_) | None) | Err(_) => Ordering::Less,
@@ -553,9 +618,23 @@ impl Leasehold {
         until.map_or(Duration::ZERO, |until| until.since(self.reactor.now()))
     }
 
-    /// Waits until this host can be sure that it has the array, or that it has not.
+    /// A good beat is not waited for without end any more.
+    pub(crate) fn will_end(&self) {
+        self.ends.set(true);
+        self.changed.wake_all(&self.reactor);
+    }
+
+    /// Whether no beat will be good, or none was for long and the array is to stop.
+    fn is_in_vain(&self) -> bool {
+        let until = self.gate.until().unwrap_or_default();
+        let is_late = || self.reactor.now() > until.after(ENDS_WITHIN);
+        self.is_nowhere() || self.ends.get() && is_late()
+    }
+
+    /// Waits until this host can be sure that it has the array, or that it has not, or until this
+    /// is in vain.
     pub(crate) async fn sure(&self) {
-        let sure = || self.is_trusted() || !self.is_held() || self.is_nowhere();
+        let sure = || self.is_trusted() || !self.is_held() || self.is_in_vain();
         self.changed.until(&self.reactor, sure).await;
     }
 

@@ -335,6 +335,13 @@ impl Members {
         if member.state == MemberState::Trusted { all } else { member.filled.count() }
     }
 
+    /// Of trusted members.
+    pub(crate) fn largest_journal(&self) -> u64 {
+        let list = self.list.borrow();
+        let trusted = list.iter().filter(|member| member.state == MemberState::Trusted);
+        trusted.map(|member| member.areas.journal.len).max().unwrap_or(0)
+    }
+
     pub fn all_trusted(&self) -> bool {
         self.list.borrow().iter().all(Member::is_whole)
     }

@@ -446,8 +446,9 @@ impl Array {
             return Err("its drive is gone".into());
         }
         // A ring that is larger than its journal is emptied, and nobody writes until it is trusted.
+        // One may become so meanwhile, if the smallest member is lost.
         let own = self.members.list()[target.index.index()].areas.journal.len;
-        let shrinks = state == MemberState::Trusted && own < self.journal.ring_bytes();
+        let shrinks = state == MemberState::Trusted && own < self.members.largest_journal();
         let _pause = if shrinks {
             Some(self.pause_drained().await.map_err(|error| error.to_string())?)
         } else {

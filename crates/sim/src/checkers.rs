@@ -5,6 +5,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use ashlar_format::array_superblock::MemberState;
+use ashlar_format::bad_blocks::RANGES_MAX;
 use ashlar_format::units::{MemberIndex, StripeIndex, to_usize};
 use ashlar_raid::error::ChangeError;
 use ashlar_raid::settings::SettingsChange;
@@ -18,6 +19,9 @@ use crate::workload::Life;
 
 /// Virtual time in which an array must become whole.
 const WHOLE_WITHIN: Duration = Duration::from_secs(3600);
+/// Ranges of lost blocks, of which there may soon be no room for more: then a rebuild stops until
+/// some are written again.
+const MANY_BAD: usize = RANGES_MAX - 300;
 /// Virtual time in which its dirty map must become clean.
 const CLEAN_WITHIN: Duration = Duration::from_secs(30);
 /// Bytes of one read when all is read back.
@@ -186,8 +190,9 @@ pub async fn become_whole(life: &Rc<Life>, restored: bool) -> bool {
         if status.rebuild.is_none() {
             give_spares(life).await;
         }
-        // What is lost does not keep members from being rebuilt.
-        if whole && !busy {
+        // What is lost does not keep members from being rebuilt, as long as there is room to say
+        // what.
+        if whole && !busy || status.bad.len() > MANY_BAD {
             restore(life).await;
         }
         life.reactor.sleep(Duration::from_secs(1)).await;
