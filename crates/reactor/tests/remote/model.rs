@@ -504,6 +504,7 @@ impl Connection {
             Some(Admin::GetLogPage) => {
                 let log = discovery_log();
                 let (from, len) = (command.quad(12) as usize, bytes as usize);
+                assert!(len <= 4096, "more at once than this one gives");
                 self.send_data(id, &log[from..from + len], 0)?;
                 self.answer(id, Status::SUCCESS, 0)
             }
@@ -678,11 +679,11 @@ impl Connection {
     }
 }
 
-/// This subsystem, and one that is reached in another way.
+/// This subsystem, behind some that are reached in another way.
 fn discovery_log() -> Vec<u8> {
     let header = DiscoveryHeader {
         generation: U64::new(1),
-        entries: U64::new(2),
+        entries: U64::new(7),
         format: U16::new(0),
         reserved: [0; 1006],
     };
@@ -703,7 +704,8 @@ fn discovery_log() -> Vec<u8> {
         specific: [0; 256],
     };
     let mut log = header.as_bytes().to_vec();
+    let other = entry(1, "nqn.2026-01.test:other");
+    (0..6).for_each(|_| log.extend_from_slice(other.as_bytes()));
     log.extend_from_slice(entry(TRANSPORT_TCP, SUBSYSTEM).as_bytes());
-    log.extend_from_slice(entry(1, "nqn.2026-01.test:other").as_bytes());
     log
 }

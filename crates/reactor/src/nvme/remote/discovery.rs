@@ -18,6 +18,8 @@ const HEADER: usize = size_of::<DiscoveryHeader>();
 const ENTRY: usize = size_of::<DiscoveryEntry>();
 /// Times that the list may change while it is read.
 const ATTEMPTS_MAX: u32 = 3;
+/// Bytes of the log that are asked for at a time.
+const PIECE: usize = 4096;
 
 /// A subsystem, and a way to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,8 +41,9 @@ pub fn offers(target: &Target) -> Result<Vec<Offer>, Trouble> {
         let header = pdu::header::<DiscoveryHeader>(&head).expect("all of it");
         let count = usize::try_from(header.entries.get().min(ENTRIES_MAX)).expect("few");
         let mut page = vec![0; count * ENTRY];
-        if count > 0 {
-            log_page(&mut joined, &mut page, HEADER as u64)?;
+        // No more at once than any controller gives (MDTS).
+        for (piece, at) in page.chunks_mut(PIECE).zip((HEADER as u64..).step_by(PIECE)) {
+            log_page(&mut joined, piece, at)?;
         }
         log_page(&mut joined, &mut head, 0)?;
         let after = pdu::header::<DiscoveryHeader>(&head).expect("all of it");
