@@ -212,10 +212,10 @@ def end_daemons_in(directory: str) -> None:
 def processes_in(directory: str) -> list[int]:
     """Whose working directory is there or beneath."""
     found = []
-    for path in Path("/proc").glob("[0-9]*/cwd"):
+    for path in Path("/proc").glob("[0-9]*"):  # no further: a directory may be one of a dead mount
         with contextlib.suppress(OSError):
-            if f"{os.readlink(path)}/".startswith(f"{directory}/"):
-                found.append(int(path.parent.name))
+            if f"{os.readlink(path / 'cwd')}/".startswith(f"{directory}/"):
+                found.append(int(path.name))
     return found
 
 

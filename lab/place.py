@@ -334,9 +334,9 @@ def stats(place: Place) -> list[str]:
     if not isinstance(place, Host):
         return place.run("cat /proc/[0-9]*/stat 2>/dev/null").text.splitlines()
     found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
+    for path in Path("/proc").glob("[0-9]*"):
         try:
-            found.append(path.read_text())
+            found.append((path / "stat").read_text())
         except OSError:  # it ended meanwhile
             continue
     return found

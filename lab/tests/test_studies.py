@@ -1,8 +1,7 @@
 """Goal: every study that is shipped goes through from one command, and its report is made.
 
 Method: `--quick`, as a person would call it, on what this machine has; sides that it cannot run are
-left out. Takes root, QEMU, what makes a guest, and the binary. ASHLAR_STUDIES=all: not only one of
-each kind, which takes a quarter of an hour.
+left out. Takes root, QEMU, what makes a guest, and the binary; some ten minutes.
 """
 
 import json
@@ -20,12 +19,8 @@ from lab.results import Cell, Results
 CHECKOUT = Path(__file__).parents[2]
 BINARY = Path(os.environ.get("ASHLAR") or CHECKOUT / "target/release/ashlar")
 SHIPPED = {path.stem for path in (CHECKOUT / "lab/studies").glob("*.toml")}
-# One of each kind: fio and PostgreSQL, on this host and in guests. In a guest that has the arrays,
-# PostgreSQL has a test of its own (`test_guest_study`).
-EACH_KIND = {"fio-host", "postgres-host", "postgres-vm"}
-STUDIES = sorted(
-    SHIPPED - {"postgres-guest"} if os.environ.get("ASHLAR_STUDIES") == "all" else EACH_KIND
-)
+# PostgreSQL in a guest that has the arrays has a test of its own (`test_guest_study`).
+STUDIES = sorted(SHIPPED - {"postgres-guest"})
 SECONDS_MAX = 1200
 
 

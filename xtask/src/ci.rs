@@ -1,6 +1,9 @@
 //! What CI runs: one list, run from the top, stopped at the first failure. And what takes a night.
 
+use std::fs::File;
+use std::path::Path;
 use std::process::{Command, ExitCode};
+use std::thread;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// A fixed budget of seeds; kept seeds and planted bugs are among the simulator's own tests.
@@ -17,22 +20,24 @@ const GUESTS: &str = "python3 -W ignore -m unittest -v tests.test_guest tests.te
                       tests.test_nvme.Nvme.test_one_array_two_ways_to_it \
                       tests.test_nvme_tcp.NvmeTcp tests.test_powercut.Judge";
 
-/// Name of a step, and its command line. What fails fastest stands first.
-const STEPS: [(&str, &str); 11] = [
-    ("format", "cargo fmt --all --check"),
-    ("house rules", "cargo xtask tidy"),
-    ("clippy", "cargo clippy --workspace --all-targets --locked -- -D warnings"),
-    ("licences and sources", "cargo deny --log-level error check bans licenses sources"),
-    ("release build", "cargo build --release -p ashlar-control --locked"),
-    ("clients for guests", "cargo build --release -p xtask --examples --locked"),
-    ("simulator", SIM),
-    ("single faults", SINGLE_FAULTS),
-    ("guests", GUESTS),
-    // Studies of the lab, one of each kind and shortened, beside its own tests.
-    ("lab", "make -s test-lab"),
+/// Name of a step, and its command line.
+type Step<'a> = (&'a str, &'a str);
+
+/// Those of one line run side by side. What fails fastest stands first.
+const STEPS: [&[Step<'static>]; 10] = [
+    &[("format", "cargo fmt --all --check")],
+    &[("house rules", "cargo xtask tidy")],
+    &[("clippy", "cargo clippy --workspace --all-targets --locked -- -D warnings")],
+    &[("licences and sources", "cargo deny --log-level error check bans licenses sources")],
+    &[("release build", "cargo build --release -p ashlar-control --locked")],
+    &[("clients for guests", "cargo build --release -p xtask --examples --locked")],
+    &[("simulator", SIM)],
+    &[("single faults", SINGLE_FAULTS)],
+    // Each uses half of two CPUs. The lab runs all its studies, shortened, beside its own tests.
+    &[("guests", GUESTS), ("lab", "make -s test-lab")],
     // Last, so that the test runner's own summary ends the output. Of benchmarks, only their own
     // tests.
-    ("tests", "cargo xtask test"),
+    &[("tests", "cargo xtask test")],
 ];
 
 /// What CI has no time for, after what it runs: the same for longer, with other seeds each night,
@@ -52,33 +57,62 @@ const NIGHTLY: [(&str, &str); 9] = [
     ),
     ("power cuts", "cargo xtask powercut --rounds 50"),
 ];
-/// How long, how often, or with how much, tests do what they do for moments otherwise.
-const LONGER: [(&str, &str); 3] =
-    [("ASHLAR_KILL_SECONDS", "120"), ("ASHLAR_RESUMES", "50"), ("ASHLAR_STUDIES", "all")];
+/// How long, or how often, tests do what they do for moments otherwise.
+const LONGER: [(&str, &str); 2] = [("ASHLAR_KILL_SECONDS", "120"), ("ASHLAR_RESUMES", "50")];
+/// What steps say that run side by side.
+const LOGS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../target");
 
 /// Runs all steps, and says how long each took. Stops at the first failure.
 pub fn run(is_nightly: bool) -> ExitCode {
-    let mut steps: Vec<(&str, String)> = STEPS.map(|(name, line)| (name, line.into())).into();
-    if is_nightly {
-        steps.extend(NIGHTLY.map(|(name, line)| (name, format!("{line}{}", started_at(line)))));
+    let all = STEPS.iter().all(|steps| run_beside(steps, is_nightly));
+    let nightly = || {
+        NIGHTLY.iter().all(|(name, line)| {
+            run_step((name, &format!("{line}{}", started_at(line))), is_nightly, None)
+        })
+    };
+    if all && (!is_nightly || nightly()) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// One step as it is; of several, what each says once all have ended.
+fn run_beside(steps: &[Step], is_nightly: bool) -> bool {
+    if let [step] = steps {
+        return run_step(*step, is_nightly, None);
     }
-    for (name, line) in steps {
-        println!("── {name}: {line}");
-        #[expect(clippy::disallowed_methods, reason = "it is the person who waits")]
-        let began = std::time::Instant::now();
-        let mut words = line.split_whitespace();
-        let program = words.next().unwrap_or_default();
-        let mut step = Command::new(program);
-        // Tests that need something of the machine say so, elsewhere; here it has to be there.
-        step.args(words).env("ASHLAR_CI", "1").envs(LONGER.into_iter().filter(|_| is_nightly));
-        let status = step.status();
-        println!("── {name}: {} s", began.elapsed().as_secs());
-        if !status.is_ok_and(|status| status.success()) {
-            eprintln!("── {name} failed");
-            return ExitCode::FAILURE;
-        }
+    let log = |name: &str| Path::new(LOGS).join(format!("ci-{name}.log"));
+    let run = |(name, line)| {
+        let said = File::create(log(name));
+        said.is_ok_and(|said| run_step((name, line), is_nightly, Some(&said)))
+    };
+    let ended: Vec<bool> = thread::scope(|scope| {
+        let runs: Vec<_> = steps.iter().map(|step| scope.spawn(move || run(*step))).collect();
+        runs.into_iter().map(|run| run.join().unwrap_or(false)).collect()
+    });
+    for (name, _) in steps {
+        println!("── {name} said:\n{}", std::fs::read_to_string(log(name)).unwrap_or_default());
     }
-    ExitCode::SUCCESS
+    ended.into_iter().all(|is_good| is_good)
+}
+
+/// `said`: where what it says goes.
+fn run_step((name, line): Step, is_nightly: bool, said: Option<&File>) -> bool {
+    println!("── {name}: {line}");
+    #[expect(clippy::disallowed_methods, reason = "it is the person who waits")]
+    let began = std::time::Instant::now();
+    let mut words = line.split_whitespace();
+    let mut step = Command::new(words.next().unwrap_or_default());
+    // Tests that need something of the machine say so, elsewhere; here it has to be there.
+    step.args(words).env("ASHLAR_CI", "1").envs(LONGER.into_iter().filter(|_| is_nightly));
+    if let Some((out, errors)) =
+        said.and_then(|said| said.try_clone().ok().zip(said.try_clone().ok()))
+    {
+        step.stdout(out).stderr(errors);
+    }
+    let is_good = step.status().is_ok_and(|status| status.success());
+    println!("── {name}: {} s", began.elapsed().as_secs());
+    if !is_good {
+        eprintln!("── {name} failed");
+    }
+    is_good
 }
 
 /// Seeds, and small workloads, that no other night had.

@@ -35,8 +35,8 @@ pub const ERAS_PER_START: u64 = 2;
 pub const ERAS_PER_FORCE: u64 = 1 << 12;
 /// Largest era: all sequences of the next start are believed.
 pub const ERA_MAX: u64 = (SEQUENCE_MAX >> ERA_SEQUENCES_LOG2) - 2 * ERAS_PER_START;
-/// Largest era that a start goes on from: there is room for thousands of starts by force behind it,
-/// so what is beyond was made up.
+/// Largest era that a start goes on from: what is beyond was made up. Behind it there is room for
+/// what the start itself writes.
 pub const ERA_BELIEVED_MAX: u64 = ERA_MAX - (ERAS_PER_FORCE << 12);
 
 /// How redundant data is arranged. The number is on drives.

@@ -12,13 +12,16 @@ use std::rc::Rc;
 use ashlar_format::record::name_field;
 use ashlar_format::units::Area;
 use ashlar_format::volume_table::{
-    EXTENTS_MAX, NAME_BYTES, StoredExtent, StoredVolume, VOLUMES_MAX, VolumeTable,
+    EXTENT_STEP, EXTENTS_MAX, NAME_BYTES, StoredExtent, StoredVolume, VOLUMES_MAX, VolumeTable,
 };
 use ashlar_raid::array::Array;
+use ashlar_raid::layout::CHUNK_BYTES_MIN;
 
 use crate::error::PoolError;
 use crate::thick::Thick;
 use crate::volume::Volume;
+
+const _: () = assert!(EXTENT_STEP == CHUNK_BYTES_MIN as u64);
 
 pub struct Pool {
     array: Rc<Array>,

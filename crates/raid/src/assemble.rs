@@ -241,7 +241,7 @@ async fn candidates(
             let superblocks = superblocks(reactor, &drive, &label).await?;
             newer::refuse(reactor, &drive, &label).await?;
             let seen = Place::on(&drive, &label).read(reactor, label.array).await.ok();
-            let seen = seen.filter(|seen| !seen.is_dark);
+            let seen = seen.filter(|seen| !seen.unreadable);
             let epoch = seen.map(|seen| seen.newest.map_or(0, |lease| lease.epoch.get()));
             candidates.push(Candidate::new(drive, label, superblocks, epoch));
         }

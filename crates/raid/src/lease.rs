@@ -10,7 +10,8 @@
 //!
 //! How an array is taken:
 //! 1. the leases are read; another host's must stand still for [`WATCH_BEATS`] periods, else:
-//!    refused
+//!    refused. A slot that cannot be read may hold a newer one: then the epoch of 2 is far larger,
+//!    both slots are written, and 3 takes as long as for a host that was slow
 //! 2. ours, with a larger epoch, is durable (crash: we have it, and may take it again at once)
 //! 3. we wait as long as a rival that has not seen ours may take from its 1 to its 2
 //! 4. ours is read back; another's instead: refused
@@ -40,6 +41,7 @@ use ashlar_reactor::backend::Instant;
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::join::join_all;
 use ashlar_reactor::wait_list::WaitList;
+use smallvec::{SmallVec, smallvec};
 use zerocopy::IntoBytes;
 
 use crate::error::{ArrayError, AssembleError};
@@ -53,7 +55,7 @@ pub const BEAT_PERIOD: Duration = Duration::from_secs(5);
 pub const WATCH_BEATS: u32 = 3;
 /// For so long after its beginning a good beat is relied on.
 const TRUST: Duration = Duration::from_secs(10);
-/// A stop waits for a good beat until so long after the last one ended.
+/// A start or a stop waits so long for a good beat.
 const ENDS_WITHIN: Duration = Duration::from_secs(60);
 /// Who reads the leases and has not written its own within this time is slow.
 const SETTLE: Duration = Duration::from_millis(500);
@@ -64,6 +66,9 @@ const _: () =
 const _: () = assert!(BEAT_PERIOD.as_millis() + 2 * SETTLE.as_millis() < WRITES_WITHIN.as_millis());
 
 const NOBODY: [u8; 16] = [0; 16];
+/// Owners that there may have been and that cannot be read: who takes the array goes past them all,
+/// so that none of them takes it back.
+const EPOCHS_UNSEEN: u64 = 1 << 16;
 /// Largest epoch or beat: no array gets that old. What is beyond was made up, and leaves no room
 /// for one after it.
 const BELIEVED_MAX: u64 = SEQUENCE_MAX / 2;
@@ -110,9 +115,10 @@ impl Claim {
         self.epoch - 1
     }
 
-    /// Nobody else has the array before this moment.
+    /// Nobody else has the array before this moment. Not for as long as after a beat: one that
+    /// another host began before it stalled may still replace this claim.
     pub fn until(&self) -> Instant {
-        self.began.after(TRUST)
+        self.began.after(BEAT_PERIOD)
     }
 
     fn is_in(&self, found: &Lease, host: &Host) -> bool {
@@ -176,7 +182,6 @@ impl Place {
         let mut seen = Seen::default();
         let slots = match read(self.at, SLOTS * Lease::BYTES).await {
             Err(DriveError::Media) => {
-                seen.is_dark = true;
                 join_all((0..SLOTS).map(|slot| read(self.at + slot * Lease::BYTES, Lease::BYTES)))
                     .await
             }
@@ -187,7 +192,10 @@ impl Place {
         };
         for (slot, home) in slots.iter().zip((self.at..).step_by(to_usize(Lease::BYTES))) {
             let bytes = match slot {
-                Err(DriveError::Media) => continue,
+                Err(DriveError::Media) => {
+                    seen.unreadable = true;
+                    continue;
+                }
                 Err(error) => return Err(*error),
                 Ok(bytes) => bytes,
             };
@@ -202,9 +210,30 @@ impl Place {
     }
 
     /// Durable when this returns.
-    async fn write(&self, reactor: &Reactor, lease: Lease) -> Result<(), DriveError> {
-        self.show(reactor, lease).await?;
+    async fn write(
+        &self,
+        reactor: &Reactor,
+        lease: &Lease,
+        beats: &[u64],
+    ) -> Result<(), DriveError> {
+        self.show_all(reactor, lease, beats).await?;
         self.drive.flush().await
+    }
+
+    /// With each of these beats; one is enough.
+    async fn show_all(
+        &self,
+        reactor: &Reactor,
+        lease: &Lease,
+        beats: &[u64],
+    ) -> Result<(), DriveError> {
+        let mut shown = Err(DriveError::Gone);
+        for beat in beats {
+            let mut lease = lease.clone();
+            lease.beat = (*beat).into();
+            shown = self.show(reactor, lease).await.or(shown);
+        }
+        shown
     }
 
     /// Whoever reads the drive sees it when this returns.
@@ -223,9 +252,8 @@ impl Place {
 pub(crate) struct Seen {
     /// `None`: there never was one.
     pub(crate) newest: Option<Lease>,
-    /// One slot, at least, cannot be read: a newer one may stand there. Whoever has the array
-    /// writes the slots in turn, so that it shows in the other with its next beat.
-    pub(crate) is_dark: bool,
+    /// One slot, at least, cannot be read: a newer one may stand there.
+    pub(crate) unreadable: bool,
 }
 
 impl Seen {
@@ -272,7 +300,7 @@ pub async fn take(
         let (mut moved, before) = (None, newest_of(&found).map(age));
         for (known, now) in found.iter_mut().zip(each(reactor, array, leases).await) {
             // One may not have answered this time, or before: what it shows now may be old.
-            known.is_dark |= now.is_dark;
+            known.unreadable |= now.unreadable;
             if now.age() > known.age() {
                 let is_new = known.newest.is_some() || now.age() > before;
                 let its = now.newest.clone().filter(|now| is_new && is_others(Some(now), host));
@@ -286,20 +314,16 @@ pub async fn take(
     }
     let mut claim = Claim::after(newest_of(&found), reactor.now());
     claim.epoch = claim.epoch.max(force.map_or(0, |past| past + 1));
-    let is_dark = found.iter().any(|seen| seen.is_dark);
-    // In the other slot, if ours cannot be read where it was written.
-    for beat in [claim.beat, claim.beat + 1] {
-        let claim = Claim { beat, ..claim };
-        let read_at = (!is_dark).then_some(read_at);
-        if write_and_confirm(reactor, array, members, host, claim, read_at).await? {
-            return Ok(claim);
-        }
+    let all_were_seen = !found.iter().any(|seen| seen.unreadable);
+    if !all_were_seen {
+        claim.epoch += EPOCHS_UNSEEN;
     }
-    Err(ArrayError::Lost.into())
+    write_and_confirm(reactor, array, members, host, claim, all_were_seen.then_some(read_at))
+        .await?;
+    Ok(claim)
 }
 
-/// Steps 2 to 4. `read_at`: when step 1 began; `None`: it has not seen all. False: nobody says
-/// whose it is.
+/// Steps 2 to 4. `read_at`: when step 1 began; `None`: it has not seen all.
 async fn write_and_confirm(
     reactor: &Reactor,
     array: [u8; 16],
@@ -307,28 +331,33 @@ async fn write_and_confirm(
     host: &Host,
     claim: Claim,
     read_at: Option<Instant>,
-) -> Result<bool, AssembleError> {
+) -> Result<(), AssembleError> {
     let places = places(members);
-    let lease = lease(array, host, claim.epoch, claim.beat);
-    let writes = join_all(places.iter().map(|place| place.write(reactor, lease.clone()))).await;
+    let (lease, beats) = (lease(array, host, claim.epoch), beats(claim.beat, read_at.is_none()));
+    let writes = places.iter().map(|place| place.write(reactor, &lease, &beats));
+    let writes = join_all(writes).await;
     let slow = read_at.is_none_or(|read_at| reactor.now().since(read_at) > SETTLE);
     reactor.sleep(if slow { TRUST + SETTLE } else { SETTLE }).await;
     let written = places.iter().zip(&writes).filter(|(_, write)| write.is_ok());
     let mut confirmed = false;
     for seen in join_all(written.map(|(place, _)| place.read(reactor, array))).await {
         // A drive that has stopped to answer since is found out by the first write.
-        let Ok(Seen { newest, is_dark }) = seen else { continue };
-        let is_old = newest.as_ref().is_none_or(|found| found.epoch.get() < claim.epoch);
+        let Ok(Seen { newest, .. }) = seen else { continue };
         match newest {
             Some(found) if claim.is_in(&found, host) => confirmed = true,
-            _ if is_dark && is_old => {}
             found => {
                 let host = found.map_or_else(|| "another host".into(), |found| owner_name(&found));
                 return Err(AssembleError::InUse { host });
             }
         }
     }
-    Ok(confirmed)
+    if confirmed { Ok(()) } else { Err(ArrayError::Lost.into()) }
+}
+
+/// Beats to write: both slots where one could not be read, so that it can be again, and that what
+/// is written shows in the other.
+fn beats(next: u64, unreadable: bool) -> SmallVec<[u64; 2]> {
+    if unreadable { smallvec![next, next + 1] } else { smallvec![next] }
 }
 
 /// The next beat on a member, after its last one there and the newest on any: larger than both. Who
@@ -339,12 +368,12 @@ fn next_beat(last_here: u64, newest: u64) -> u64 {
     next + u64::from(next % SLOTS == last_here % SLOTS)
 }
 
-fn lease(array: [u8; 16], host: &Host, epoch: u64, beat: u64) -> Lease {
+/// Without its beat.
+fn lease(array: [u8; 16], host: &Host, epoch: u64) -> Lease {
     let mut lease = Lease::free(array);
     lease.host = host.uuid;
     lease.host_name = host.name;
     lease.epoch = epoch.into();
-    lease.beat = beat.into();
     lease
 }
 
@@ -370,11 +399,12 @@ pub(crate) struct Leasehold {
     /// that is known to be good.
     gate: Rc<Gate>,
     newest_beat: Cell<u64>,
-    /// When `take` was sure.
-    confirmed: Instant,
+    /// When the newest beat that was good, or the claim, was begun.
+    good: Cell<Instant>,
     state: RefCell<State>,
-    /// The array is to stop: it does so whether or not a beat is good.
-    ends: Cell<bool>,
+    /// Since when the array starts, or is to stop: that comes to an end whether or not a beat is
+    /// good.
+    ends: Cell<Option<Instant>>,
     /// A member that is about to be back, and its index: while no other is here, nothing else could
     /// open the gate.
     joining: RefCell<Option<(usize, Member)>>,
@@ -421,9 +451,9 @@ impl Leasehold {
             claim,
             gate: Gate::open_until(claim.until()),
             newest_beat: Cell::new(claim.beat),
-            confirmed: reactor.now(),
+            good: Cell::new(claim.began),
             state: RefCell::new(State::Held),
-            ends: Cell::new(false),
+            ends: Cell::new(None),
             joining: RefCell::default(),
             kept: Cell::new(0),
             keepers: Cell::new(0),
@@ -497,24 +527,26 @@ impl Leasehold {
     }
 
     async fn beat(&self, place: &Place, beat: u64) -> Result<(), DriveError> {
-        let is_dark = self.look(place).await?.is_dark;
-        let is_new = self.reactor.now().since(self.confirmed) <= SETTLE;
-        if is_dark && !is_new && !self.is_trusted() {
+        let began = self.reactor.now();
+        let unreadable = self.look(place).await?.unreadable;
+        let beats = beats(beat, unreadable);
+        self.newest_beat.set(self.newest_beat.get().max(beats[beats.len() - 1]));
+        let record = lease(self.array, &self.host, self.claim.epoch);
+        if !unreadable || self.is_still_ours() {
+            place.show_all(&self.reactor, &record, &beats).await?;
+        }
+        if unreadable && !self.is_still_ours() {
             // Another may have had the array since, and be gone again, and be all that is not seen.
             return Err(DriveError::Media);
         }
-        let began = self.reactor.now();
-        let record = lease(self.array, &self.host, self.claim.epoch, beat);
-        place.show(&self.reactor, record).await?;
         // One that no longer flushes is used on where the array cannot do without it: what it shows
         // is looked at below.
         let flushed = place.drive.flush().await;
         if !(place.drive.is_alive() && place.drive.has_failed_flush()) {
             flushed?;
         }
-        // After a long stall this beat may have replaced a rival's claim, and so it may where one
-        // could not be read: that one beats, too.
-        let wait = if self.is_trusted() && !is_dark { SETTLE } else { BEAT_PERIOD + SETTLE };
+        // After a long stall this beat may have replaced a rival's claim: that one beats, too.
+        let wait = if self.is_trusted() { SETTLE } else { BEAT_PERIOD + SETTLE };
         self.pause_until(self.reactor.now().after(wait)).await;
         if self.is_held() && self.is_in(&self.look(place).await?) {
             self.note_good(began);
@@ -529,8 +561,8 @@ impl Leasehold {
         if self.is_in(&self.look(&place).await?) {
             return Ok(());
         }
-        let record = lease(self.array, &self.host, self.claim.epoch, self.newest_beat.get());
-        place.write(&self.reactor, record).await
+        let record = lease(self.array, &self.host, self.claim.epoch);
+        place.write(&self.reactor, &record, &[self.newest_beat.get()]).await
     }
 
     /// What is here; another's lease ends this one.
@@ -551,8 +583,15 @@ impl Leasehold {
     }
 
     fn note_good(&self, began: Instant) {
+        self.good.set(self.good.get().max(began));
         self.gate.move_on(&self.reactor, began.after(TRUST));
         self.changed.wake_all(&self.reactor);
+    }
+
+    /// Whether nobody can have taken it so far, seen or not: not before our last good beat has
+    /// stood still for long enough.
+    fn is_still_ours(&self) -> bool {
+        self.reactor.now().since(self.good.get()) <= TRUST + BEAT_PERIOD
     }
 
     fn is_trusted(&self) -> bool {
@@ -618,17 +657,17 @@ impl Leasehold {
         until.map_or(Duration::ZERO, |until| until.since(self.reactor.now()))
     }
 
-    /// A good beat is not waited for without end any more.
-    pub(crate) fn will_end(&self) {
-        self.ends.set(true);
+    /// A good beat is not waited for without end from now on (true), or again (false).
+    pub(crate) fn will_end(&self, ends: bool) {
+        self.ends.set(ends.then(|| self.reactor.now()));
         self.changed.wake_all(&self.reactor);
     }
 
     /// Whether no beat will be good, or none was for long and the array is to stop.
     fn is_in_vain(&self) -> bool {
         let until = self.gate.until().unwrap_or_default();
-        let is_late = || self.reactor.now() > until.after(ENDS_WITHIN);
-        self.is_nowhere() || self.ends.get() && is_late()
+        let is_late = |since: Instant| self.reactor.now() > until.max(since).after(ENDS_WITHIN);
+        self.is_nowhere() || self.ends.get().is_some_and(is_late)
     }
 
     /// Waits until this host can be sure that it has the array, or that it has not, or until this
@@ -643,14 +682,19 @@ impl Leasehold {
         if !self.is_held() {
             return;
         }
+        let was_trusted = self.is_trusted();
         self.beat_no_more().await;
         let places = places(&self.members.list());
         let mut free = Lease::free(self.array);
         free.epoch = self.claim.epoch.into();
-        free.beat = (self.newest_beat.get() + 1).into();
+        let next = self.newest_beat.get() + 1;
         let frees = places.iter().map(async |place| {
-            self.look(place).await?;
-            place.write(&self.reactor, free.clone()).await
+            let unreadable = self.look(place).await?.unreadable;
+            if unreadable && !was_trusted {
+                // Another's claim may stand there.
+                return Ok(());
+            }
+            place.write(&self.reactor, &free, &beats(next, unreadable)).await
         });
         // Who cannot be told waits until the lease has stood still.
         join_all(frees).await;
@@ -684,7 +728,9 @@ mod tests {
     const BETA: [u8; 16] = [2; 16];
 
     fn of(host: [u8; 16], epoch: u64, beat: u64) -> Lease {
-        lease([9; 16], &Host { uuid: host, name: [0; HOST_NAME_BYTES] }, epoch, beat)
+        let mut lease = lease([9; 16], &Host { uuid: host, name: [0; HOST_NAME_BYTES] }, epoch);
+        lease.beat = beat.into();
+        lease
     }
 
     #[test]

@@ -186,13 +186,13 @@ impl Array {
             let mut part = to_usize(step.min(to - at));
             if self.is_restriping() {
                 // Else even a range that nobody wrote would be written whole.
-                let (is_blank, len) = self.blank_part(at, (to - at).min(LOOKED_AT_BYTES));
+                let (is_blank, len) = self.blank_part(at, part as u64);
                 if is_blank {
-                    at += len;
+                    at += self.blank_part(at, (to - at).min(LOOKED_AT_BYTES)).1;
                     self.reactor.yield_now().await;
                     continue;
                 }
-                part = part.min(to_usize(len));
+                part = to_usize(len);
             }
             let mut bytes = Buffers::default();
             while bytes.len() < part {
