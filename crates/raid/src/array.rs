@@ -455,9 +455,6 @@ impl Array {
         self.stopping.set(true);
         self.drained.wake_all(&self.reactor);
         self.journal.note_change();
-        if let Some(lease) = self.lease.get() {
-            lease.will_end(true);
-        }
         let idle =
             || self.requests.get() == 0 && !self.maintained.get() && self.destagers.get() == 0;
         self.drained.until(&self.reactor, idle).await;

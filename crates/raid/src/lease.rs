@@ -10,8 +10,7 @@
 //!
 //! How an array is taken:
 //! 1. the leases are read; another host's must stand still for [`WATCH_BEATS`] periods, else:
-//!    refused. A slot that cannot be read may hold a newer one: then the epoch of 2 is far larger,
-//!    both slots are written, and 3 takes as long as for a host that was slow
+//!    refused
 //! 2. ours, with a larger epoch, is durable (crash: we have it, and may take it again at once)
 //! 3. we wait as long as a rival that has not seen ours may take from its 1 to its 2
 //! 4. ours is read back; another's instead: refused
@@ -41,7 +40,6 @@ use ashlar_reactor::backend::Instant;
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::join::join_all;
 use ashlar_reactor::wait_list::WaitList;
-use smallvec::{SmallVec, smallvec};
 use zerocopy::IntoBytes;
 
 use crate::error::{ArrayError, AssembleError};
@@ -55,8 +53,6 @@ pub const BEAT_PERIOD: Duration = Duration::from_secs(5);
 pub const WATCH_BEATS: u32 = 3;
 /// For so long after its beginning a good beat is relied on.
 const TRUST: Duration = Duration::from_secs(10);
-/// A start or a stop waits so long for a good beat.
-const ENDS_WITHIN: Duration = Duration::from_secs(60);
 /// Who reads the leases and has not written its own within this time is slow.
 const SETTLE: Duration = Duration::from_millis(500);
 // What was started just before the trust ended has a period to reach the drives.
@@ -66,9 +62,6 @@ const _: () =
 const _: () = assert!(BEAT_PERIOD.as_millis() + 2 * SETTLE.as_millis() < WRITES_WITHIN.as_millis());
 
 const NOBODY: [u8; 16] = [0; 16];
-/// Owners that there may have been and that cannot be read: who takes the array goes past them all,
-/// so that none of them takes it back.
-const EPOCHS_UNSEEN: u64 = 1 << 16;
 /// Largest epoch or beat: no array gets that old. What is beyond was made up, and leaves no room
 /// for one after it.
 const BELIEVED_MAX: u64 = SEQUENCE_MAX / 2;
@@ -115,10 +108,9 @@ impl Claim {
         self.epoch - 1
     }
 
-    /// Nobody else has the array before this moment. Not for as long as after a beat: one that
-    /// another host began before it stalled may still replace this claim.
+    /// Nobody else has the array before this moment.
     pub fn until(&self) -> Instant {
-        self.began.after(BEAT_PERIOD)
+        self.began.after(TRUST)
     }
 
     fn is_in(&self, found: &Lease, host: &Host) -> bool {
@@ -172,68 +164,29 @@ impl Place {
         Place { drive: drive.clone(), drive_uuid, at }
     }
 
-    /// What can be read here.
+    /// The newest lease here; `None`: there never was one.
     pub(crate) async fn read(
         &self,
         reactor: &Reactor,
         array: [u8; 16],
-    ) -> Result<Seen, DriveError> {
-        let read = |at, len| label::read_bytes(reactor, &self.drive, at, len);
-        let mut seen = Seen::default();
-        let slots = match read(self.at, SLOTS * Lease::BYTES).await {
-            Err(DriveError::Media) => {
-                join_all((0..SLOTS).map(|slot| read(self.at + slot * Lease::BYTES, Lease::BYTES)))
-                    .await
-            }
-            Err(error) => return Err(error),
-            Ok(both) => {
-                both.chunks_exact(to_usize(Lease::BYTES)).map(|its| Ok(its.into())).collect()
-            }
+    ) -> Result<Option<Lease>, DriveError> {
+        let read = label::read_bytes(reactor, &self.drive, self.at, SLOTS * Lease::BYTES);
+        let bytes = read.await?;
+        let slots = bytes.chunks_exact(to_usize(Lease::BYTES)).zip(0..);
+        let leases = slots.filter_map(|(slot, index)| {
+            let home = self.at + index * Lease::BYTES;
+            record::open::<Lease>(slot, Some(self.drive_uuid), home).ok()
+        });
+        let is_its = |its: &&Lease| {
+            its.array == array && its.epoch.get().max(its.beat.get()) <= BELIEVED_MAX
         };
-        for (slot, home) in slots.iter().zip((self.at..).step_by(to_usize(Lease::BYTES))) {
-            let bytes = match slot {
-                Err(DriveError::Media) => {
-                    seen.unreadable = true;
-                    continue;
-                }
-                Err(error) => return Err(*error),
-                Ok(bytes) => bytes,
-            };
-            let found = record::open::<Lease>(bytes, Some(self.drive_uuid), home).ok();
-            let is_its = |its: &&Lease| {
-                its.array == array && its.epoch.get().max(its.beat.get()) <= BELIEVED_MAX
-            };
-            let newer = found.filter(is_its).filter(|its| Some(age(its)) > seen.age());
-            seen.newest = newer.cloned().or(seen.newest);
-        }
-        Ok(seen)
+        Ok(leases.filter(is_its).max_by_key(|lease| age(lease)).cloned())
     }
 
     /// Durable when this returns.
-    async fn write(
-        &self,
-        reactor: &Reactor,
-        lease: &Lease,
-        beats: &[u64],
-    ) -> Result<(), DriveError> {
-        self.show_all(reactor, lease, beats).await?;
+    async fn write(&self, reactor: &Reactor, lease: Lease) -> Result<(), DriveError> {
+        self.show(reactor, lease).await?;
         self.drive.flush().await
-    }
-
-    /// With each of these beats; one is enough.
-    async fn show_all(
-        &self,
-        reactor: &Reactor,
-        lease: &Lease,
-        beats: &[u64],
-    ) -> Result<(), DriveError> {
-        let mut shown = Err(DriveError::Gone);
-        for beat in beats {
-            let mut lease = lease.clone();
-            lease.beat = (*beat).into();
-            shown = self.show(reactor, lease).await.or(shown);
-        }
-        shown
     }
 
     /// Whoever reads the drive sees it when this returns.
@@ -247,34 +200,19 @@ impl Place {
     }
 }
 
-/// What can be read of the leases in a place.
-#[derive(Clone, Default)]
-pub(crate) struct Seen {
-    /// `None`: there never was one.
-    pub(crate) newest: Option<Lease>,
-    /// One slot, at least, cannot be read: a newer one may stand there.
-    pub(crate) unreadable: bool,
-}
-
-impl Seen {
-    fn age(&self) -> Option<(u64, u64)> {
-        self.newest.as_ref().map(age)
-    }
-}
-
 /// Where leases are written.
 pub fn places(members: &[Member]) -> Vec<Place> {
     members.iter().filter_map(|member| Some(Place::of(member, member.keeps_metadata()?))).collect()
 }
 
-/// What each place shows that answers.
-async fn each(reactor: &Reactor, array: [u8; 16], places: &[Place]) -> Vec<Seen> {
+/// The newest lease in each place that answers.
+async fn each(reactor: &Reactor, array: [u8; 16], places: &[Place]) -> Vec<Option<Lease>> {
     let found = join_all(places.iter().map(|place| place.read(reactor, array))).await;
-    found.into_iter().map(Result::unwrap_or_default).collect()
+    found.into_iter().map(|found| found.ok().flatten()).collect()
 }
 
-fn newest_of(found: &[Seen]) -> Option<&Lease> {
-    found.iter().filter_map(|seen| seen.newest.as_ref()).max_by_key(|lease| age(lease))
+fn newest_of(found: &[Option<Lease>]) -> Option<&Lease> {
+    found.iter().flatten().max_by_key(|lease| age(lease))
 }
 
 /// Takes the array for `host`, who has it for [`TRUST`] from when this began to write, and longer
@@ -300,12 +238,11 @@ pub async fn take(
         let (mut moved, before) = (None, newest_of(&found).map(age));
         for (known, now) in found.iter_mut().zip(each(reactor, array, leases).await) {
             // One may not have answered this time, or before: what it shows now may be old.
-            known.unreadable |= now.unreadable;
-            if now.age() > known.age() {
-                let is_new = known.newest.is_some() || now.age() > before;
-                let its = now.newest.clone().filter(|now| is_new && is_others(Some(now), host));
+            if now.as_ref().map(age) > known.as_ref().map(age) {
+                let is_new = known.is_some() || now.as_ref().map(age) > before;
+                let its = now.clone().filter(|now| is_new && is_others(Some(now), host));
                 moved = moved.or(its);
-                known.newest = now.newest;
+                *known = now;
             }
         }
         if let Some(moved) = moved.filter(|_| is_others(newest_of(&found), host)) {
@@ -314,50 +251,38 @@ pub async fn take(
     }
     let mut claim = Claim::after(newest_of(&found), reactor.now());
     claim.epoch = claim.epoch.max(force.map_or(0, |past| past + 1));
-    let all_were_seen = !found.iter().any(|seen| seen.unreadable);
-    if !all_were_seen {
-        claim.epoch += EPOCHS_UNSEEN;
-    }
-    write_and_confirm(reactor, array, members, host, claim, all_were_seen.then_some(read_at))
-        .await?;
+    write_and_confirm(reactor, array, members, host, claim, read_at).await?;
     Ok(claim)
 }
 
-/// Steps 2 to 4. `read_at`: when step 1 began; `None`: it has not seen all.
+/// Steps 2 to 4. `read_at`: when step 1 began.
 async fn write_and_confirm(
     reactor: &Reactor,
     array: [u8; 16],
     members: &[Member],
     host: &Host,
     claim: Claim,
-    read_at: Option<Instant>,
+    read_at: Instant,
 ) -> Result<(), AssembleError> {
     let places = places(members);
-    let (lease, beats) = (lease(array, host, claim.epoch), beats(claim.beat, read_at.is_none()));
-    let writes = places.iter().map(|place| place.write(reactor, &lease, &beats));
-    let writes = join_all(writes).await;
-    let slow = read_at.is_none_or(|read_at| reactor.now().since(read_at) > SETTLE);
+    let lease = lease(array, host, claim.epoch, claim.beat);
+    let writes = join_all(places.iter().map(|place| place.write(reactor, lease.clone()))).await;
+    let slow = reactor.now().since(read_at) > SETTLE;
     reactor.sleep(if slow { TRUST + SETTLE } else { SETTLE }).await;
     let written = places.iter().zip(&writes).filter(|(_, write)| write.is_ok());
     let mut confirmed = false;
-    for seen in join_all(written.map(|(place, _)| place.read(reactor, array))).await {
-        // A drive that has stopped to answer since is found out by the first write.
-        let Ok(Seen { newest, .. }) = seen else { continue };
-        match newest {
-            Some(found) if claim.is_in(&found, host) => confirmed = true,
-            found => {
+    for found in join_all(written.map(|(place, _)| place.read(reactor, array))).await {
+        match found {
+            Ok(Some(found)) if claim.is_in(&found, host) => confirmed = true,
+            Ok(found) => {
                 let host = found.map_or_else(|| "another host".into(), |found| owner_name(&found));
                 return Err(AssembleError::InUse { host });
             }
+            // A drive that has stopped to answer since is found out by the first write.
+            Err(_) => {}
         }
     }
     if confirmed { Ok(()) } else { Err(ArrayError::Lost.into()) }
-}
-
-/// Beats to write: both slots where one could not be read, so that it can be again, and that what
-/// is written shows in the other.
-fn beats(next: u64, unreadable: bool) -> SmallVec<[u64; 2]> {
-    if unreadable { smallvec![next, next + 1] } else { smallvec![next] }
 }
 
 /// The next beat on a member, after its last one there and the newest on any: larger than both. Who
@@ -368,12 +293,12 @@ fn next_beat(last_here: u64, newest: u64) -> u64 {
     next + u64::from(next % SLOTS == last_here % SLOTS)
 }
 
-/// Without its beat.
-fn lease(array: [u8; 16], host: &Host, epoch: u64) -> Lease {
+fn lease(array: [u8; 16], host: &Host, epoch: u64, beat: u64) -> Lease {
     let mut lease = Lease::free(array);
     lease.host = host.uuid;
     lease.host_name = host.name;
     lease.epoch = epoch.into();
+    lease.beat = beat.into();
     lease
 }
 
@@ -399,12 +324,7 @@ pub(crate) struct Leasehold {
     /// that is known to be good.
     gate: Rc<Gate>,
     newest_beat: Cell<u64>,
-    /// When the newest beat that was good, or the claim, was begun.
-    good: Cell<Instant>,
     state: RefCell<State>,
-    /// Since when the array starts, or is to stop: that comes to an end whether or not a beat is
-    /// good.
-    ends: Cell<Option<Instant>>,
     /// A member that is about to be back, and its index: while no other is here, nothing else could
     /// open the gate.
     joining: RefCell<Option<(usize, Member)>>,
@@ -451,9 +371,7 @@ impl Leasehold {
             claim,
             gate: Gate::open_until(claim.until()),
             newest_beat: Cell::new(claim.beat),
-            good: Cell::new(claim.began),
             state: RefCell::new(State::Held),
-            ends: Cell::new(None),
             joining: RefCell::default(),
             kept: Cell::new(0),
             keepers: Cell::new(0),
@@ -498,8 +416,7 @@ impl Leasehold {
                     self.joining.borrow_mut().take_if(joining);
                     self.changed.wake_all(&self.reactor);
                 }
-            }
-            if self.is_in_vain() {
+            } else if self.is_nowhere() {
                 // Who waits for a good beat waits in vain.
                 self.gate.turn_away(&self.reactor);
                 self.changed.wake_all(&self.reactor);
@@ -527,18 +444,10 @@ impl Leasehold {
     }
 
     async fn beat(&self, place: &Place, beat: u64) -> Result<(), DriveError> {
+        self.look(place).await?;
         let began = self.reactor.now();
-        let unreadable = self.look(place).await?.unreadable;
-        let beats = beats(beat, unreadable);
-        self.newest_beat.set(self.newest_beat.get().max(beats[beats.len() - 1]));
-        let record = lease(self.array, &self.host, self.claim.epoch);
-        if !unreadable || self.is_still_ours() {
-            place.show_all(&self.reactor, &record, &beats).await?;
-        }
-        if unreadable && !self.is_still_ours() {
-            // Another may have had the array since, and be gone again, and be all that is not seen.
-            return Err(DriveError::Media);
-        }
+        let record = lease(self.array, &self.host, self.claim.epoch, beat);
+        place.show(&self.reactor, record).await?;
         // One that no longer flushes is used on where the array cannot do without it: what it shows
         // is looked at below.
         let flushed = place.drive.flush().await;
@@ -548,7 +457,7 @@ impl Leasehold {
         // After a long stall this beat may have replaced a rival's claim: that one beats, too.
         let wait = if self.is_trusted() { SETTLE } else { BEAT_PERIOD + SETTLE };
         self.pause_until(self.reactor.now().after(wait)).await;
-        if self.is_held() && self.is_in(&self.look(place).await?) {
+        if self.is_held() && self.look(place).await? {
             self.note_good(began);
         }
         Ok(())
@@ -558,40 +467,28 @@ impl Leasehold {
     /// that another host finds, before the next beat.
     pub(crate) async fn tell(&self, index: usize) -> Result<(), DriveError> {
         let place = self.place_of(index).ok_or(DriveError::Gone)?;
-        if self.is_in(&self.look(&place).await?) {
+        if self.look(&place).await? {
             return Ok(());
         }
-        let record = lease(self.array, &self.host, self.claim.epoch);
-        place.write(&self.reactor, &record, &[self.newest_beat.get()]).await
+        let record = lease(self.array, &self.host, self.claim.epoch, self.newest_beat.get());
+        place.write(&self.reactor, record).await
     }
 
-    /// What is here; another's lease ends this one.
-    async fn look(&self, place: &Place) -> Result<Seen, DriveError> {
-        let seen = place.read(&self.reactor, self.array).await?;
+    /// Whether the newest lease here is this one; another's ends it.
+    async fn look(&self, place: &Place) -> Result<bool, DriveError> {
+        let found = place.read(&self.reactor, self.array).await?;
         if let Some(found) =
-            seen.newest.as_ref().filter(|found| self.claim.is_overridden(found, &self.host))
+            found.as_ref().filter(|found| self.claim.is_overridden(found, &self.host))
         {
             self.lose(owner_name(found));
             return Err(DriveError::Gone);
         }
-        Ok(seen)
-    }
-
-    /// Whether the newest lease is this one.
-    fn is_in(&self, seen: &Seen) -> bool {
-        seen.newest.as_ref().is_some_and(|found| self.claim.is_in(found, &self.host))
+        Ok(found.is_some_and(|found| self.claim.is_in(&found, &self.host)))
     }
 
     fn note_good(&self, began: Instant) {
-        self.good.set(self.good.get().max(began));
         self.gate.move_on(&self.reactor, began.after(TRUST));
         self.changed.wake_all(&self.reactor);
-    }
-
-    /// Whether nobody can have taken it so far, seen or not: not before our last good beat has
-    /// stood still for long enough.
-    fn is_still_ours(&self) -> bool {
-        self.reactor.now().since(self.good.get()) <= TRUST + BEAT_PERIOD
     }
 
     fn is_trusted(&self) -> bool {
@@ -622,8 +519,7 @@ impl Leasehold {
     /// Whether the newest lease on a drive that is no member now is this one; `Greater`: another
     /// took it since, `Less`: there is none, or an older one.
     pub(crate) async fn compare(&self, drive: &Rc<Drive>, label: &Label) -> Ordering {
-        let seen = Place::on(drive, label).read(&self.reactor, self.array).await;
-        match seen.map(|seen| seen.newest) {
+        match Place::on(drive, label).read(&self.reactor, self.array).await {
             Ok(Some(found)) if self.claim.is_overridden(&found, &self.host) => Ordering::Greater,
             Ok(Some(found)) if self.claim.is_in(&found, &self.host) => Ordering::Equal,
             Ok(Some(_) | None) | Err(_) => Ordering::Less,
@@ -657,23 +553,9 @@ impl Leasehold {
         until.map_or(Duration::ZERO, |until| until.since(self.reactor.now()))
     }
 
-    /// A good beat is not waited for without end from now on (true), or again (false).
-    pub(crate) fn will_end(&self, ends: bool) {
-        self.ends.set(ends.then(|| self.reactor.now()));
-        self.changed.wake_all(&self.reactor);
-    }
-
-    /// Whether no beat will be good, or none was for long and the array is to stop.
-    fn is_in_vain(&self) -> bool {
-        let until = self.gate.until().unwrap_or_default();
-        let is_late = |since: Instant| self.reactor.now() > until.max(since).after(ENDS_WITHIN);
-        self.is_nowhere() || self.ends.get().is_some_and(is_late)
-    }
-
-    /// Waits until this host can be sure that it has the array, or that it has not, or until this
-    /// is in vain.
+    /// Waits until this host can be sure that it has the array, or that it has not.
     pub(crate) async fn sure(&self) {
-        let sure = || self.is_trusted() || !self.is_held() || self.is_in_vain();
+        let sure = || self.is_trusted() || !self.is_held() || self.is_nowhere();
         self.changed.until(&self.reactor, sure).await;
     }
 
@@ -682,19 +564,14 @@ impl Leasehold {
         if !self.is_held() {
             return;
         }
-        let was_trusted = self.is_trusted();
         self.beat_no_more().await;
         let places = places(&self.members.list());
         let mut free = Lease::free(self.array);
         free.epoch = self.claim.epoch.into();
-        let next = self.newest_beat.get() + 1;
+        free.beat = (self.newest_beat.get() + 1).into();
         let frees = places.iter().map(async |place| {
-            let unreadable = self.look(place).await?.unreadable;
-            if unreadable && !was_trusted {
-                // Another's claim may stand there.
-                return Ok(());
-            }
-            place.write(&self.reactor, &free, &beats(next, unreadable)).await
+            self.look(place).await?;
+            place.write(&self.reactor, free.clone()).await
         });
         // Who cannot be told waits until the lease has stood still.
         join_all(frees).await;
@@ -728,9 +605,7 @@ mod tests {
     const BETA: [u8; 16] = [2; 16];
 
     fn of(host: [u8; 16], epoch: u64, beat: u64) -> Lease {
-        let mut lease = lease([9; 16], &Host { uuid: host, name: [0; HOST_NAME_BYTES] }, epoch);
-        lease.beat = beat.into();
-        lease
+        lease([9; 16], &Host { uuid: host, name: [0; HOST_NAME_BYTES] }, epoch, beat)
     }
 
     #[test]

@@ -193,7 +193,6 @@ impl Array {
         array.members.introduce_all();
         if let Some((host, claim)) = options.host.zip(claim) {
             array.hold(host, claim);
-            array.lease.get().into_iter().for_each(|lease| lease.will_end(true));
         }
         if let Err(error) = array.bring_up(found.newest, &maps, journal, options.force).await {
             // A rebuild that it began may be under way.
@@ -203,7 +202,6 @@ impl Array {
             let lost_to = array.status().lost_to;
             return Err(lost_to.map_or(error, |host| AssembleError::InUse { host }));
         }
-        array.lease.get().into_iter().for_each(|lease| lease.will_end(false));
         array.run();
         array.start_rebuild();
         array.start_restripe();

@@ -11,7 +11,7 @@ use ashlar_drive::drive::{Drive, Limits};
 use ashlar_format::array_superblock::{Level, MemberState};
 use ashlar_format::lease::Lease;
 use ashlar_format::record::{self, SEQUENCE_MAX};
-use ashlar_format::units::{Area, MemberIndex};
+use ashlar_format::units::MemberIndex;
 use ashlar_raid::array::Array;
 use ashlar_raid::error::{ArrayError, AssembleError};
 use ashlar_raid::label;
@@ -310,107 +310,6 @@ fn a_lease_goes_on_where_the_member_that_was_ahead_is_gone() {
             assert_eq!(read(&reactor, &ours).await, value);
         }
         ours.stop().await.unwrap();
-    });
-}
-
-/// An array of which one member is left, and that one cannot read a place of its leases; `mends`:
-/// until it is written.
-fn with_a_dark_place(
-    slot: u64,
-    mends: bool,
-    and_then: impl AsyncFnOnce(Reactor, Rc<Array>) + 'static,
-) {
-    let world = storage(13, 1_000_000);
-    let storage = world.clone();
-    storage.borrow_mut().drives.iter_mut().for_each(|drive| drive.traits.mends = mends);
-    life(&world, 1, |reactor| async move {
-        let array = create_as(&reactor, Level::Raid1, alpha()).await;
-        write(&reactor, &array, 1).await.unwrap();
-        for index in [1, 2] {
-            array.status().members[index].drive.clone().unwrap().pull();
-            storage.borrow_mut().kill(index as u32);
-        }
-        write(&reactor, &array, 2).await.unwrap();
-        reactor.sleep(2 * BEAT_PERIOD).await;
-        let first = LEASES.start / 512 + slot * 8;
-        storage.borrow_mut().drives[0].latent.extend(first..first + 8);
-        and_then(reactor, array).await;
-    });
-}
-
-#[test]
-fn a_lease_that_cannot_be_read_stops_no_array() {
-    for (slot, mends) in [(0, true), (1, true), (0, false), (1, false)] {
-        with_a_dark_place(slot, mends, async move |reactor, ours| {
-            for value in 3..20 {
-                reactor.sleep(BEAT_PERIOD).await;
-                let began = reactor.now();
-                write(&reactor, &ours, value).await.unwrap();
-                assert_eq!(read(&reactor, &ours).await, value);
-                let took = reactor.now().since(began);
-                assert!(took < Duration::from_millis(100), "{slot} {mends} {value} {took:?}");
-                assert_eq!(start(&reactor, beta(), false).await.err(), in_use("alpha"));
-            }
-            ours.stop().await.unwrap();
-        });
-    }
-}
-
-#[test]
-fn a_lease_that_cannot_be_read_keeps_nobody_from_a_start() {
-    for (slot, mends) in [(0, true), (1, true), (0, false), (1, false)] {
-        with_a_dark_place(slot, mends, async move |reactor, ours| {
-            ours.stop().await.unwrap();
-            for (host, value) in [(alpha(), 3), (beta(), 4), (beta(), 5), (alpha(), 6)] {
-                let began = reactor.now();
-                let array = start(&reactor, host, false).await.unwrap();
-                let took = reactor.now().since(began);
-                assert!(took < 2 * WATCH, "{slot} {mends} {value} {took:?}");
-                write(&reactor, &array, value).await.unwrap();
-                reactor.sleep(2 * WATCH).await;
-                assert_eq!(read(&reactor, &array).await, value, "{slot} {mends}");
-                array.stop().await.unwrap();
-            }
-        });
-    }
-}
-
-/// An owner that stalled would take its array back, and go on with what it knew, from one that
-/// counts on from less than it had.
-#[test]
-fn who_cannot_see_the_owner_goes_past_it() {
-    let world = storage(15, 1_000_000);
-    life(&world, 1, |reactor| async move { drop(create(&reactor, alpha()).await) });
-    let owners = 5;
-    for order in 0..owners {
-        life(&world, order, |reactor| async move {
-            start(&reactor, alpha(), false).await.unwrap();
-        });
-    }
-    let sectors = LEASES.start / 512..LEASES.end / 512;
-    world.borrow_mut().drives.iter_mut().for_each(|drive| drive.latent.extend(sectors.clone()));
-    life(&world, 1, |reactor| async move {
-        let members = members(&reactor);
-        let leases = lease::places(&members);
-        let claim = lease::take(&reactor, [9; 16], &members, &leases, &beta(), None).await.unwrap();
-        assert!(claim.epoch() > owners + 1, "{}", claim.epoch());
-    });
-}
-
-/// Nothing can be written, for good: it cannot be put to rest, but it stops.
-#[test]
-fn an_array_whose_lease_cannot_be_told_stops_all_the_same() {
-    let world = storage(14, 1_000_000);
-    let storage = world.clone();
-    life(&world, 1, |reactor| async move {
-        let array = create(&reactor, alpha()).await;
-        write(&reactor, &array, 1).await.unwrap();
-        let all = Area { offset: 0, len: DRIVE_BYTES };
-        storage.borrow_mut().drives.iter_mut().for_each(|drive| drive.full = Some(all));
-        reactor.sleep(2 * WATCH).await;
-        let began = reactor.now();
-        assert!(array.stop().await.is_err());
-        assert!(reactor.now().since(began) < 10 * WATCH);
     });
 }
 
