@@ -38,12 +38,15 @@ class Drive:
     is_model: bool = False
 
     def read_seconds(self, count_bytes: float, goes_on: bool = False) -> float:
-        each = 1 / self.reads_per_second if self.is_model or not goes_on else 0.0
+        each = self.each_seconds(self.reads_per_second, goes_on)
         return max(each, count_bytes / self.read_bytes_per_second)
 
     def write_seconds(self, count_bytes: float, goes_on: bool = False) -> float:
-        each = 1 / self.writes_per_second if self.is_model or not goes_on else 0.0
+        each = self.each_seconds(self.writes_per_second, goes_on)
         return max(each, count_bytes / self.write_bytes_per_second)
+
+    def each_seconds(self, per_second: float, goes_on: bool) -> float:
+        return 1 / per_second if self.is_model or not goes_on else 0.0
 
 
 @dataclass(frozen=True)

@@ -220,9 +220,8 @@ def measured(device: str, overwrite: bool) -> dict[str, float]:
     device = os.path.realpath(device)
     if overwrite and (problems := devices.problems([device], overwrite)):
         raise StudyError("\n".join(problems))
-    said = "where it was never written, or was discarded, it reads faster than it can"
-    if overwrite:
-        said = f"it is written before, for {FILL_SECONDS} s at most"
+    blank = "where it was never written, or was discarded, it reads faster than it can"
+    said = f"it is written before, for {FILL_SECONDS} s at most" if overwrite else blank
     print(f"{device}: {said}", file=sys.stderr)
     span_bytes = filled_bytes(device) if overwrite else MEASURE_BYTES_MAX
     found = {}

@@ -64,13 +64,12 @@ const LOGS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../target");
 
 /// Runs all steps, and says how long each took. Stops at the first failure.
 pub fn run(is_nightly: bool) -> ExitCode {
-    let all = STEPS.iter().all(|steps| run_beside(steps, is_nightly));
-    let nightly = || {
-        NIGHTLY.iter().all(|(name, line)| {
-            run_step((name, &format!("{line}{}", started_at(line))), is_nightly, None)
-        })
+    let nightly = |&(name, line): &Step| {
+        run_step((name, &format!("{line}{}", started_at(line))), is_nightly, None)
     };
-    if all && (!is_nightly || nightly()) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    let is_good = STEPS.iter().all(|steps| run_beside(steps, is_nightly))
+        && (!is_nightly || NIGHTLY.iter().all(nightly));
+    if is_good { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 /// One step as it is; of several, what each says once all have ended.
@@ -79,10 +78,7 @@ fn run_beside(steps: &[Step], is_nightly: bool) -> bool {
         return run_step(*step, is_nightly, None);
     }
     let log = |name: &str| Path::new(LOGS).join(format!("ci-{name}.log"));
-    let run = |(name, line)| {
-        let said = File::create(log(name));
-        said.is_ok_and(|said| run_step((name, line), is_nightly, Some(&said)))
-    };
+    let run = |step: Step| run_step(step, is_nightly, Some(&log(step.0)));
     let ended: Vec<bool> = thread::scope(|scope| {
         let runs: Vec<_> = steps.iter().map(|step| scope.spawn(move || run(*step))).collect();
         runs.into_iter().map(|run| run.join().unwrap_or(false)).collect()
@@ -93,8 +89,8 @@ fn run_beside(steps: &[Step], is_nightly: bool) -> bool {
     ended.into_iter().all(|is_good| is_good)
 }
 
-/// `said`: where what it says goes.
-fn run_step((name, line): Step, is_nightly: bool, said: Option<&File>) -> bool {
+/// `log`: where what it says goes.
+fn run_step((name, line): Step, is_nightly: bool, log: Option<&Path>) -> bool {
     println!("── {name}: {line}");
     #[expect(clippy::disallowed_methods, reason = "it is the person who waits")]
     let began = std::time::Instant::now();
@@ -102,17 +98,20 @@ fn run_step((name, line): Step, is_nightly: bool, said: Option<&File>) -> bool {
     let mut step = Command::new(words.next().unwrap_or_default());
     // Tests that need something of the machine say so, elsewhere; here it has to be there.
     step.args(words).env("ASHLAR_CI", "1").envs(LONGER.into_iter().filter(|_| is_nightly));
-    if let Some((out, errors)) =
-        said.and_then(|said| said.try_clone().ok().zip(said.try_clone().ok()))
-    {
-        step.stdout(out).stderr(errors);
-    }
-    let is_good = step.status().is_ok_and(|status| status.success());
+    let status = match log {
+        Some(log) => File::create(log).and_then(|said| {
+            step.stdout(said.try_clone()?).stderr(said);
+            step.status()
+        }),
+        None => step.status(),
+    };
     println!("── {name}: {} s", began.elapsed().as_secs());
-    if !is_good {
-        eprintln!("── {name} failed");
+    match status {
+        Ok(status) if status.success() => return true,
+        Ok(_) => eprintln!("── {name} failed"),
+        Err(error) => eprintln!("── {name} cannot be run: {error}"),
     }
-    is_good
+    false
 }
 
 /// Seeds, and small workloads, that no other night had.

@@ -206,15 +206,13 @@ impl Pool {
     /// this: else somebody could write, and flush, where a crash takes the space back.
     async fn save(&self, name: &str, stored: Option<StoredVolume>) -> Result<(), PoolError> {
         let mut table = VolumeTable::empty(self.array.uuid());
-        let volumes = self.volumes.borrow().clone();
-        let others = volumes.iter().filter(|(other, _)| *other != name);
-        let all = others.map(|(_, thick)| stored_volume(thick)).chain(stored);
-        let mut count = 0_u32;
-        for (place, volume) in table.volumes.iter_mut().zip(all) {
-            *place = volume;
-            count += 1;
-        }
-        table.volume_count = count.into();
+        let all: Vec<StoredVolume> = {
+            let volumes = self.volumes.borrow();
+            let others = volumes.iter().filter(|(other, _)| *other != name);
+            others.map(|(_, thick)| stored_volume(thick)).chain(stored).collect()
+        };
+        table.volume_count = u32::try_from(all.len()).expect("few volumes").into();
+        table.volumes[..all.len()].copy_from_slice(&all);
         Ok(self.array.write_table(&table).await?)
     }
 }

@@ -9,22 +9,21 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
-use ashlar_drive::drive::{Drive, Limits};
+use ashlar_drive::drive::Drive;
 use ashlar_format::array_superblock::{Level, Policy};
 use ashlar_format::units::{MemberIndex, StripeIndex};
 use ashlar_raid::array::Array;
 use ashlar_raid::label;
-use ashlar_raid::layout::Shape;
-use ashlar_raid::settings::SettingsChange;
-use ashlar_raid::start::{ArraySpec, AssembleOptions};
-use ashlar_reactor::executor::{Order, Reactor};
-use ashlar_reactor::op::Device;
-use ashlar_reactor::prng::Prng;
-use ashlar_sim::drive::{Loss, SimDrive, Traits};
-use ashlar_sim::world::{AtCompletion, SharedWorld, SimBackend, World};
+use ashlar_raid::start::AssembleOptions;
+use ashlar_reactor::executor::Reactor;
+use ashlar_sim::drive::Loss;
+use ashlar_sim::world::AtCompletion;
+
+use crate::storage::{life, spec, storage};
+
+mod storage;
 
 const DRIVE_BYTES: u64 = 9 << 20;
-const CHUNK: u32 = 16 << 10;
 const STRIPE: StripeIndex = StripeIndex(2);
 /// Rows that cannot be read.
 const ROWS: std::ops::Range<u32> = 1024..3072;
@@ -42,41 +41,8 @@ const KINDS: [(Level, usize, Policy, &[u32]); 5] = [
     (Level::Raid1, 2, Policy::Bitmap, &[0]),
 ];
 
-fn storage(seed: u64, drives: u32) -> SharedWorld {
-    let mut world = World::new(seed, false);
-    let traits = Traits {
-        bytes: DRIVE_BYTES,
-        sector_bytes: 512,
-        volatile_cache: true,
-        zeroes: true,
-        mends: true,
-        latency_ns_min: 10_000,
-        latency_ns_max: 200_000,
-    };
-    for drive in 0..drives {
-        world.add_drive(SimDrive::new(traits, [drive as u8; 16]));
-    }
-    Rc::new(RefCell::new(world))
-}
-
-/// False: it was cut off.
-fn life<F>(world: &SharedWorld, loss: Loss, test: impl FnOnce(Reactor) -> F) -> bool
-where
-    F: Future<Output = ()> + 'static,
-{
-    world.borrow_mut().begin_life();
-    let order = Order::Seeded(Prng::from_seed(1));
-    let reactor = Reactor::new(Box::new(SimBackend::new(world)), order);
-    let ended = reactor.block_on(test(reactor.clone())).is_some();
-    assert_eq!(world.borrow().failure(), None);
-    world.borrow_mut().end_life(Some(loss));
-    reactor.abandon();
-    ended
-}
-
 fn open(reactor: &Reactor, drive: u32) -> Rc<Drive> {
-    let limits = Limits { bytes: DRIVE_BYTES, sector_bytes: 512, zeroes_cheaply: true };
-    Drive::new(reactor, Device::Simulated { drive }, limits, &format!("d{drive}"))
+    storage::open(reactor, drive, DRIVE_BYTES)
 }
 
 async fn put(reactor: &Reactor, array: &Rc<Array>, sector: u64, count: u64, value: u8) {
@@ -101,17 +67,7 @@ struct Again {
 
 async fn create(reactor: Reactor, kind: (Level, usize, Policy, &'static [u32])) -> Rc<Array> {
     let (level, members, policy, _) = kind;
-    let spec = ArraySpec {
-        uuid: [9; 16],
-        name: "test".into(),
-        level,
-        chunk_bytes: CHUNK,
-        shape: Shape::default(),
-        policy: Some(policy),
-        integrity: false,
-        settings: SettingsChange::default(),
-        host: None,
-    };
+    let spec = spec(level, Some(policy), None);
     let drives = (0..members as u32).map(|drive| ([drive as u8; 16], open(&reactor, drive)));
     let array = Array::create(&reactor, &spec, drives.collect()).await.unwrap();
     for sector in 0..sectors(&array) {
@@ -195,12 +151,12 @@ fn cut(kind: (Level, usize, Policy, &'static [u32]), after: u64) -> bool {
     let (level, members, policy, spoilt) = kind;
     let what = format!("{level:?} {policy:?}, cut after {after}");
     let spares = members as u32;
-    let world = storage(after, spares + 2);
+    let world = storage(after, spares + 2, DRIVE_BYTES, 200_000);
     let loss = [Loss::Everything, Loss::EachSector, Loss::EachWrite, Loss::Nothing];
     let loss = loss[(after / STRIDE % 4) as usize];
     let (again, gone) = (Rc::new(Again::default()), Rc::new(Cell::new(Vec::new())));
     let (its, storage, lost_sectors) = (again.clone(), world.clone(), gone.clone());
-    let ended = life(&world, loss, |reactor| async move {
+    let ended = life(&world, 1, Some(loss), |reactor| async move {
         let array = create(reactor.clone(), kind).await;
         array.pull_member(MemberIndex(1)).unwrap();
         put(&reactor, &array, 0, 1, first(0)).await;
@@ -225,7 +181,7 @@ fn cut(kind: (Level, usize, Policy, &'static [u32]), after: u64) -> bool {
     });
     world.borrow_mut().clear_plans();
     let lost = gone.take();
-    life(&world, Loss::Nothing, |reactor| async move {
+    life(&world, 1, Some(Loss::Nothing), |reactor| async move {
         let drives = (0..=spares).filter(|drive| *drive != 1).map(|drive| open(&reactor, drive));
         let options = AssembleOptions { force: true, ..AssembleOptions::default() };
         let array = Array::assemble(&reactor, drives.collect(), options).await.unwrap();

@@ -3,49 +3,32 @@
 //! in place, while another reads whole stripes.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
-use ashlar_drive::drive::{Drive, Limits};
 use ashlar_format::array_superblock::{Level, Policy};
 use ashlar_format::units::{MemberIndex, StripeIndex};
 use ashlar_raid::array::Array;
-use ashlar_raid::layout::Shape;
-use ashlar_raid::settings::SettingsChange;
-use ashlar_raid::start::ArraySpec;
 use ashlar_reactor::executor::{Order, Reactor};
-use ashlar_reactor::op::Device;
 use ashlar_reactor::prng::Prng;
-use ashlar_sim::drive::{SimDrive, Traits};
-use ashlar_sim::world::{SimBackend, World};
+use ashlar_sim::world::SimBackend;
+
+use crate::storage::{CHUNK_BYTES, open, spec, storage};
+
+mod storage;
 
 const DRIVE_BYTES: u64 = 12 << 20;
-const CHUNK: u64 = 16 << 10;
+const CHUNK: u64 = CHUNK_BYTES as u64;
 const BLOCK: u64 = 4 << 10;
 const STRIPES: u64 = 3;
 const AWAY: MemberIndex = MemberIndex(1);
 const OLD: u8 = 7;
 
 async fn create(reactor: &Reactor, level: Level, members: u32) -> Rc<Array> {
-    let limits = Limits { bytes: DRIVE_BYTES, sector_bytes: 512, zeroes_cheaply: true };
-    let open = |drive| {
-        let name = format!("d{drive}");
-        let device = Device::Simulated { drive };
-        ([drive as u8; 16], Drive::new(reactor, device, limits, &name))
-    };
-    let spec = ArraySpec {
-        uuid: [9; 16],
-        name: "test".into(),
-        level,
-        chunk_bytes: CHUNK as u32,
-        shape: Shape::default(),
-        policy: Some(Policy::None),
-        integrity: false,
-        settings: SettingsChange::default(),
-        host: None,
-    };
-    Array::create(reactor, &spec, (0..members).map(open).collect()).await.unwrap()
+    let drives = (0..members).map(|drive| ([drive as u8; 16], open(reactor, drive, DRIVE_BYTES)));
+    let spec = spec(level, Some(Policy::None), None);
+    Array::create(reactor, &spec, drives.collect()).await.unwrap()
 }
 
 /// The data chunk of a stripe that is away.
@@ -96,20 +79,7 @@ async fn others_change(reactor: Reactor, level: Level, members: u32) {
 #[test]
 fn what_is_away_does_not_change_with_the_others() {
     for (level, members) in [(Level::Raid5, 5), (Level::Raid6, 6)] {
-        let mut world = World::new(1, false);
-        let traits = Traits {
-            bytes: DRIVE_BYTES,
-            sector_bytes: 512,
-            volatile_cache: true,
-            zeroes: true,
-            mends: true,
-            latency_ns_min: 10_000,
-            latency_ns_max: 1_000_000,
-        };
-        for drive in 0..members {
-            world.add_drive(SimDrive::new(traits, [drive as u8; 16]));
-        }
-        let world = Rc::new(RefCell::new(world));
+        let world = storage(1, members, DRIVE_BYTES, 1_000_000);
         world.borrow_mut().begin_life();
         let reactor = Reactor::new(Box::new(SimBackend::new(&world)), Order::Fifo);
         let test = others_change(reactor.clone(), level, members);

@@ -7,7 +7,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
 
-use ashlar_drive::drive::{Drive, Limits};
+use ashlar_drive::drive::Drive;
 use ashlar_format::array_superblock::{Level, MemberState};
 use ashlar_format::lease::Lease;
 use ashlar_format::record::{self, SEQUENCE_MAX};
@@ -15,19 +15,19 @@ use ashlar_format::units::MemberIndex;
 use ashlar_raid::array::Array;
 use ashlar_raid::error::{ArrayError, AssembleError};
 use ashlar_raid::label;
-use ashlar_raid::layout::Shape;
 use ashlar_raid::lease::{self, BEAT_PERIOD, Host, WATCH_BEATS};
 use ashlar_raid::member::Member;
-use ashlar_raid::settings::SettingsChange;
-use ashlar_raid::start::{ArraySpec, AssembleOptions};
+use ashlar_raid::start::AssembleOptions;
 use ashlar_raid::status::ArrayState;
-use ashlar_reactor::executor::{Order, Reactor};
+use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::join::join_all;
-use ashlar_reactor::op::Device;
 use ashlar_reactor::prng::Prng;
-use ashlar_sim::drive::{SimDrive, Traits};
-use ashlar_sim::world::{SharedWorld, SimBackend, World};
+use ashlar_sim::world::SharedWorld;
 use zerocopy::IntoBytes;
+
+use crate::storage::{open, spec};
+
+mod storage;
 
 const MEMBERS: u32 = 3;
 const DRIVE_BYTES: u64 = 12 << 20;
@@ -46,20 +46,7 @@ fn beta() -> Host {
 
 /// Storage that several hosts reach.
 fn storage(seed: u64, latency_ns_max: u64) -> SharedWorld {
-    let mut world = World::new(seed, false);
-    let traits = Traits {
-        bytes: DRIVE_BYTES,
-        sector_bytes: 512,
-        volatile_cache: true,
-        zeroes: true,
-        mends: true,
-        latency_ns_min: 10_000,
-        latency_ns_max,
-    };
-    for drive in 0..MEMBERS {
-        world.add_drive(SimDrive::new(traits, [drive as u8; 16]));
-    }
-    Rc::new(RefCell::new(world))
+    storage::storage(seed, MEMBERS, DRIVE_BYTES, latency_ns_max)
 }
 
 /// Runs until the test ends; then whoever has not stopped dies.
@@ -67,21 +54,12 @@ fn life<F>(world: &SharedWorld, order: u64, test: impl FnOnce(Reactor) -> F)
 where
     F: Future<Output = ()> + 'static,
 {
-    world.borrow_mut().begin_life();
-    let order = Order::Seeded(Prng::from_seed(order));
-    let reactor = Reactor::new(Box::new(SimBackend::new(world)), order);
-    reactor.block_on(test(reactor.clone())).expect("the test ends");
-    assert_eq!(world.borrow().failure(), None);
-    world.borrow_mut().end_life(None);
-    reactor.abandon();
+    assert!(storage::life(world, order, None, test), "the test ends");
 }
 
 /// One host's view of the drives.
 fn drives(reactor: &Reactor) -> Vec<Rc<Drive>> {
-    let limits = Limits { bytes: DRIVE_BYTES, sector_bytes: 512, zeroes_cheaply: true };
-    let open =
-        |drive| Drive::new(reactor, Device::Simulated { drive }, limits, &format!("d{drive}"));
-    (0..MEMBERS).map(open).collect()
+    (0..MEMBERS).map(|drive| open(reactor, drive, DRIVE_BYTES)).collect()
 }
 
 async fn create(reactor: &Reactor, host: Host) -> Rc<Array> {
@@ -89,19 +67,8 @@ async fn create(reactor: &Reactor, host: Host) -> Rc<Array> {
 }
 
 async fn create_as(reactor: &Reactor, level: Level, host: Host) -> Rc<Array> {
-    let spec = ArraySpec {
-        uuid: [9; 16],
-        name: "test".into(),
-        level,
-        chunk_bytes: 16 << 10,
-        shape: Shape::default(),
-        policy: None,
-        integrity: false,
-        settings: SettingsChange::default(),
-        host: Some(host),
-    };
     let drives = drives(reactor).into_iter().zip(10..).map(|(drive, id)| ([id; 16], drive));
-    Array::create(reactor, &spec, drives.collect()).await.unwrap()
+    Array::create(reactor, &spec(level, None, Some(host)), drives.collect()).await.unwrap()
 }
 
 async fn start(reactor: &Reactor, host: Host, force: bool) -> Result<Rc<Array>, AssembleError> {

@@ -10,22 +10,23 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
 
-use ashlar_drive::drive::{Drive, Limits};
+use ashlar_drive::drive::Drive;
 use ashlar_format::array_superblock::{Level, Policy};
 use ashlar_format::units::MemberIndex;
 use ashlar_raid::array::Array;
 use ashlar_raid::error::ArrayError;
-use ashlar_raid::layout::Shape;
 use ashlar_raid::lease::Host;
-use ashlar_raid::settings::SettingsChange;
-use ashlar_raid::start::{ArraySpec, AssembleOptions};
+use ashlar_raid::start::AssembleOptions;
 use ashlar_raid::status::ArrayState;
 use ashlar_reactor::backend::{Backend, Instant};
 use ashlar_reactor::executor::{Order, Reactor};
 use ashlar_reactor::op::{Device, DeviceId, Done, Op, Ticket};
 use ashlar_reactor::prng::Prng;
-use ashlar_sim::drive::{SimDrive, Traits};
-use ashlar_sim::world::{SharedWorld, SimBackend, World};
+use ashlar_sim::world::{SharedWorld, SimBackend};
+
+use crate::storage::{open, spec, storage};
+
+mod storage;
 
 const MEMBERS: u32 = 3;
 /// The last one is no member at first.
@@ -122,20 +123,7 @@ struct Pair {
 
 impl Pair {
     fn new(seed: u64) -> Pair {
-        let mut world = World::new(seed, false);
-        let traits = Traits {
-            bytes: DRIVE_BYTES,
-            sector_bytes: 512,
-            volatile_cache: true,
-            zeroes: true,
-            mends: true,
-            latency_ns_min: 10_000,
-            latency_ns_max: 1_000_000,
-        };
-        for drive in 0..DRIVES {
-            world.add_drive(SimDrive::new(traits, [drive as u8; 16]));
-        }
-        let world = Rc::new(RefCell::new(world));
+        let world = storage(seed, DRIVES, DRIVE_BYTES, 1_000_000);
         world.borrow_mut().begin_life();
         let (backend, answers) = (SimBackend::new(&world), [Vec::new(), Vec::new()]);
         let storage = Storage { backend, answers, taken: false, strays: Vec::new(), late: 0 };
@@ -177,22 +165,12 @@ fn pass(reactor: &Reactor, time: Duration) -> impl Future<Output = ()> + use<> {
 }
 
 fn drive(reactor: &Reactor, drive: u32) -> Rc<Drive> {
-    let limits = Limits { bytes: DRIVE_BYTES, sector_bytes: 512, zeroes_cheaply: true };
-    Drive::new(reactor, Device::Simulated { drive }, limits, &format!("d{drive}"))
+    open(reactor, drive, DRIVE_BYTES)
 }
 
 async fn create(reactor: Reactor, policy: Policy) -> Rc<Array> {
-    let spec = ArraySpec {
-        uuid: [9; 16],
-        name: "test".into(),
-        level: Level::Raid5,
-        chunk_bytes: 16 << 10,
-        shape: Shape::default(),
-        policy: Some(policy),
-        integrity: false,
-        settings: SettingsChange::default(),
-        host: Some(Host::new([1; 16], "alpha")),
-    };
+    let host = Host::new([1; 16], "alpha");
+    let spec = spec(Level::Raid5, Some(policy), Some(host));
     let drives = (0..MEMBERS).map(|index| ([10 + index as u8; 16], drive(&reactor, index)));
     Array::create(&reactor, &spec, drives.collect()).await.unwrap()
 }

@@ -73,23 +73,26 @@ pub(crate) async fn execute(
         return Some(property(connection, admin, command).unwrap_or_else(Reply::from));
     }
     // Room first: while others have it, a command holds nothing but itself.
-    let asked = asked(command).unwrap_or(0);
-    let Some(room) = connection.claim(asked).await else {
+    let asked = asked(command);
+    let Some(room) = connection.claim(asked.unwrap_or(0)).await else {
         return Some(Status::ABORTED.into());
     };
-    match perform(connection, admin, command) {
-        Ok(Outcome::Reply(reply)) => Some(reply),
-        Ok(Outcome::Later) => None,
-        Ok(Outcome::Page(page)) => {
-            let data = connection.reactor().buffer(asked);
-            data.fill_zero();
-            let given = page.len().min(asked);
-            data.slice(0..given).copy_from_slice(&page[..given]);
-            let data = Some((data.into(), room));
-            Some(Reply { status: Status::SUCCESS, result: 0, data })
-        }
-        Err(status) => Some(status.into()),
-    }
+    let page = match perform(connection, admin, command) {
+        Ok(Outcome::Reply(reply)) => return Some(reply),
+        Ok(Outcome::Later) => return None,
+        Ok(Outcome::Page(page)) => page,
+        Err(status) => return Some(status.into()),
+    };
+    let bytes = match asked {
+        Ok(bytes) => bytes,
+        Err(status) => return Some(status.into()),
+    };
+    let data = connection.reactor().buffer(bytes);
+    data.fill_zero();
+    let given = page.len().min(bytes);
+    data.slice(0..given).copy_from_slice(&page[..given]);
+    let data = Some((data.into(), room));
+    Some(Reply { status: Status::SUCCESS, result: 0, data })
 }
 
 /// What a command has come to.
@@ -143,9 +146,7 @@ fn perform(connection: &Connection, admin: &Admin, command: &Command) -> Result<
     let opcode = Opcode::from_byte(command.opcode()).ok_or(Status::INVALID_OPCODE.for_good())?;
     let reply = match opcode {
         Opcode::Identify => {
-            let page = identify(connection, command)?;
-            asked(command)?;
-            return Ok(Outcome::Page(page.to_vec()));
+            return Ok(Outcome::Page(identify(connection, command)?.to_vec()));
         }
         Opcode::GetLogPage => return log(connection, admin, command).map(Outcome::Page),
         Opcode::AsyncEvent => {
@@ -228,7 +229,7 @@ fn log(connection: &Connection, admin: &Admin, command: &Command) -> Result<Vec<
     let bytes = (dwords + 1) * 4;
     let controller = connection.controller();
     let invalid = Err(Status::INVALID_LOG_PAGE.for_good());
-    let all = match (page, &controller.its.discovery) {
+    let mut all = match (page, &controller.its.discovery) {
         (log_page::DISCOVERY, Some(port)) => {
             let subsystems = port.subsystems_for(connection.host());
             let names = subsystems.names.iter().map(String::as_str);
@@ -246,7 +247,6 @@ fn log(connection: &Connection, admin: &Admin, command: &Command) -> Result<Vec<
     };
     let from = usize::try_from(command.quad(12)).ok().filter(|from| *from <= all.len());
     let from = from.ok_or(Status::INVALID_FIELD.for_good())?;
-    let part = all.get(from..).unwrap_or_default().to_vec();
     // The length stands in the command and in its data pointer.
     if bytes != asked(command)? as u64 {
         return Err(Status::SGL_LENGTH.for_good());
@@ -254,7 +254,7 @@ fn log(connection: &Connection, admin: &Admin, command: &Command) -> Result<Vec<
     if page == log_page::CHANGED_NAMESPACES && !keep {
         admin.events.borrow_mut().changes_are_known();
     }
-    Ok(part)
+    Ok(all.split_off(from))
 }
 
 /// Of all namespaces that the host sees.
@@ -294,7 +294,6 @@ fn get_feature(
         FEATURE_WRITE_CACHE => 1,
         FEATURE_QUEUES => queues(controller.allocated_queues()),
         FEATURE_HOST if command.dwords[11] & EXTENDED_HOST != 0 => {
-            asked(command)?;
             return Ok(Outcome::Page(controller.its.host.id.to_vec()));
         }
         _ => return Err(Status::INVALID_FIELD.for_good()),
