@@ -1,6 +1,11 @@
-//! Goal: a start that has more batches than an era has sequences leaves none to the next start.
-//! Method: an array on modelled drives writes over the end of an era.
+//! Goal: a start that has more batches than an era has sequences leaves none to the next start;
+//! writes that come together are one batch.
+//! Method: an array on modelled drives writes over the end of an era; requests that each wake the
+//! next once they wait, as those of a guest's queue do.
 
+use std::cell::Cell;
+use std::pin::Pin;
+use std::rc::Rc;
 use std::time::Duration;
 
 use ashlar_drive::drive::{Drive, Limits};
@@ -16,25 +21,24 @@ use crate::start::{ArraySpec, AssembleOptions};
 
 const DRIVE_BYTES: u64 = 16 << 20;
 
-fn drive(reactor: &Reactor, name: &str) -> std::rc::Rc<Drive> {
+fn drive(reactor: &Reactor, name: &str) -> Rc<Drive> {
     let limits = Limits { bytes: DRIVE_BYTES, sector_bytes: 512, zeroes_cheaply: true };
     let (bytes, latency) = (DRIVE_BYTES, Duration::from_micros(80));
     let device = Device::Model { bytes, iops: 1_000_000, bytes_per_second: 1 << 32, latency };
     Drive::new(reactor, device, limits, name)
 }
 
-#[test]
-fn an_era_ends_while_the_array_serves() {
+fn run<F: Future<Output = ()> + 'static>(test: impl FnOnce(Reactor) -> F) {
     let reactor = Reactor::new(Box::<VirtualBackend>::default(), Order::Fifo);
-    let future = over_the_end(reactor.clone());
+    let future = test(reactor.clone());
     reactor.block_on(future).expect("the test ends");
     reactor.abandon();
 }
 
-async fn over_the_end(reactor: Reactor) {
+async fn mirror(reactor: &Reactor) -> (Rc<Array>, Vec<Rc<Drive>>) {
     let spec = ArraySpec {
         uuid: [1; 16],
-        name: "eras".into(),
+        name: "a".into(),
         level: Level::Raid1,
         chunk_bytes: 64 << 10,
         shape: Shape::default(),
@@ -43,9 +47,18 @@ async fn over_the_end(reactor: Reactor) {
         settings: SettingsChange::default(),
         host: None,
     };
-    let drives = [([1; 16], drive(&reactor, "d1")), ([2; 16], drive(&reactor, "d2"))];
+    let drives = [([1; 16], drive(reactor, "d1")), ([2; 16], drive(reactor, "d2"))];
     let handles = drives.each_ref().map(|(_, drive)| drive.clone()).to_vec();
-    let array = Array::create(&reactor, &spec, drives.to_vec()).await.unwrap();
+    (Array::create(reactor, &spec, drives.to_vec()).await.unwrap(), handles)
+}
+
+#[test]
+fn an_era_ends_while_the_array_serves() {
+    run(over_the_end);
+}
+
+async fn over_the_end(reactor: Reactor) {
+    let (array, handles) = mirror(&reactor).await;
     // A start leaves out one era: so many cannot be used before the ring is used again.
     let end = ERAS_PER_START << ERA_SEQUENCES_LOG2;
     for sequence in [&array.journal.next_sequence, &array.journal.completed, &array.journal.durable]
@@ -63,4 +76,39 @@ async fn over_the_end(reactor: Reactor) {
     let again = Array::assemble(&reactor, handles, AssembleOptions::default()).await.unwrap();
     assert!(again.journal.next_sequence() > used, "a sequence comes twice");
     again.stop().await.unwrap();
+}
+
+#[test]
+fn writes_that_come_one_after_the_other_are_one_batch() {
+    run(async |reactor| {
+        let (array, _) = mirror(&reactor).await;
+        // So that nothing is to be told of the region first.
+        write_next(array.clone(), Rc::new(Cell::new(1))).await;
+        let before = array.journal.next_sequence();
+        let left = Rc::new(Cell::new(16));
+        write_next(array.clone(), left.clone()).await;
+        reactor.sleep(Duration::from_millis(1)).await;
+        assert_eq!((left.get(), array.journal.next_sequence() - before), (0, 1));
+        array.stop().await.unwrap();
+    });
+}
+
+/// Writes one of those that are `left`, and starts the next once it waits.
+async fn write_next(array: Rc<Array>, left: Rc<Cell<u64>>) {
+    let Some(others) = left.get().checked_sub(1) else { return };
+    left.set(others);
+    let buffer = array.reactor.buffer(4096);
+    buffer.fill_zero();
+    let mut write = std::pin::pin!(array.write(others * 4096, buffer.into()));
+    let mut waits = false;
+    let written = std::future::poll_fn(|context| {
+        let poll = write.as_mut().poll(context);
+        if poll.is_pending() && !std::mem::replace(&mut waits, true) {
+            let next: Pin<Box<dyn Future<Output = ()>>> =
+                Box::pin(write_next(array.clone(), left.clone()));
+            array.reactor.spawn(next);
+        }
+        poll
+    });
+    written.await.unwrap();
 }
