@@ -138,7 +138,8 @@ pub(crate) struct Journal {
     /// Of batches that have a place in the ring, and are not pending yet.
     entered: Cell<PendingSize>,
     commits: Cell<u32>,
-    /// One of them has not taken its batch yet.
+    /// One of them has not taken its batch yet: nobody else takes any. While the queue is not
+    /// empty, one gathers, or as many as may be are under way.
     gathering: Cell<bool>,
     next_sequence: Cell<u64>,
     /// Sequences below are written, or failed.
@@ -149,8 +150,8 @@ pub(crate) struct Journal {
     /// Stripes that were stored in place since the last flush began, and the flushes before that.
     stored: RefCell<BTreeMap<u64, u64>>,
     releasing: Cell<bool>,
-    /// Callers whose batch has no room yet.
-    waiting_for_room: Cell<u32>,
+    /// The next batch has no room yet.
+    waiting_for_room: Cell<bool>,
     /// Why the oldest batches cannot be put in place, while that is so.
     stuck: Cell<Option<ArrayError>>,
     /// So often something came that they may have waited for.
@@ -208,7 +209,7 @@ impl Journal {
             flushes: Cell::new(0),
             stored: RefCell::default(),
             releasing: Cell::new(false),
-            waiting_for_room: Cell::new(0),
+            waiting_for_room: Cell::new(false),
             stuck: Cell::new(None),
             hopes: Cell::new(0),
             changes: Cell::new(0),
@@ -238,8 +239,8 @@ impl Journal {
 
     /// Lets a batch be written of what waits, unless one is about to be, or enough are.
     fn commit_more(self: &Rc<Self>) {
-        let full = self.queued_bytes.get() > u64::from(PAYLOAD_BYTES_MAX) / 2;
-        let most = if full { COMMITS_MAX } else { SMALL_COMMITS_MAX };
+        let is_large = self.queued_bytes.get() >= self.batch_bytes();
+        let most = if is_large { COMMITS_MAX } else { SMALL_COMMITS_MAX };
         let is_due = !self.queue.borrow().is_empty() && self.commits.get() < most;
         if is_due && !self.gathering.replace(true) {
             self.commits.set(self.commits.get() + 1);
@@ -247,8 +248,8 @@ impl Journal {
         }
     }
 
-    /// Writes batches until nobody waits, or another gathers what does: one at a time, as the
-    /// caller does for the first.
+    /// Writes batches until nobody waits, or another gathers what does. Whoever spawns it has
+    /// counted it, and has said that it gathers.
     async fn commit(self: Rc<Self>) {
         loop {
             self.gather().await;
@@ -282,8 +283,13 @@ impl Journal {
     /// request wakes the next: what they write costs little more in one batch than alone.
     async fn gather(&self) {
         let mut seen = 0;
-        while self.queued_bytes.get() < self.batch_bytes() && seen != self.queue.borrow().len() {
-            seen = self.queue.borrow().len();
+        loop {
+            let waiting = self.queue.borrow().len();
+            let is_full = self.queued_bytes.get() >= self.batch_bytes() || waiting >= ENTRIES_MAX;
+            if is_full || waiting == seen {
+                break;
+            }
+            seen = waiting;
             self.reactor.yield_now().await;
         }
     }
@@ -352,11 +358,11 @@ impl Journal {
         if has_room() {
             return Ok(());
         }
-        self.waiting_for_room.set(self.waiting_for_room.get() + 1);
+        self.waiting_for_room.set(true);
         self.note_change();
         let go_on = || has_room() || self.refusal().is_some();
         self.changed.until(&self.reactor, go_on).await;
-        self.waiting_for_room.set(self.waiting_for_room.get() - 1);
+        self.waiting_for_room.set(false);
         match self.refusal() {
             Some(error) if !has_room() => Err(error),
             Some(_) | None => Ok(()),
@@ -571,7 +577,7 @@ impl Journal {
         let kept = parity_bytes_max(self.identity.layout().parity, pending.bytes);
         let is_half_full = self.used_bytes() + kept > ring / 2;
         let takes_half = pending.memory > PENDING_PER_RING * ring / 2;
-        self.waiting_for_room.get() > 0 || is_half_full || takes_half
+        self.waiting_for_room.get() || is_half_full || takes_half
     }
 
     /// While the ring fills: data of batches before this one should be put in place. The younger
@@ -754,7 +760,7 @@ impl Journal {
 
     /// Somebody waits for room, or would be told that there is none.
     fn is_short(&self) -> bool {
-        self.waiting_for_room.get() > 0 || self.stuck.get().is_some()
+        self.waiting_for_room.get() || self.stuck.get().is_some()
     }
 
     /// Sequences of this start of the array are larger than those of any before, which may still

@@ -1,7 +1,8 @@
 //! Goal: a start that has more batches than an era has sequences leaves none to the next start;
-//! writes that come together are one batch.
+//! writes that come together are one batch, or as many as are needed, at the same time.
 //! Method: an array on modelled drives writes over the end of an era; requests that each wake the
-//! next once they wait, as those of a guest's queue do.
+//! next once they wait, as those of a guest's queue do; more than fit in a batch, by the model's
+//! clock.
 
 use std::cell::Cell;
 use std::pin::Pin;
@@ -11,6 +12,7 @@ use std::time::Duration;
 use ashlar_drive::drive::{Drive, Limits};
 use ashlar_format::array_superblock::{ERA_SEQUENCES_LOG2, ERAS_PER_START, Level, Policy};
 use ashlar_reactor::executor::{Order, Reactor};
+use ashlar_reactor::join::join_all;
 use ashlar_reactor::op::Device;
 use ashlar_reactor::virtual_time::VirtualBackend;
 
@@ -20,11 +22,13 @@ use crate::settings::SettingsChange;
 use crate::start::{ArraySpec, AssembleOptions};
 
 const DRIVE_BYTES: u64 = 16 << 20;
+const LATENCY: Duration = Duration::from_micros(80);
 
 fn drive(reactor: &Reactor, name: &str) -> Rc<Drive> {
     let limits = Limits { bytes: DRIVE_BYTES, sector_bytes: 512, zeroes_cheaply: true };
-    let (bytes, latency) = (DRIVE_BYTES, Duration::from_micros(80));
-    let device = Device::Model { bytes, iops: 1_000_000, bytes_per_second: 1 << 32, latency };
+    let bytes = DRIVE_BYTES;
+    let device =
+        Device::Model { bytes, iops: 1_000_000, bytes_per_second: 1 << 36, latency: LATENCY };
     Drive::new(reactor, device, limits, name)
 }
 
@@ -85,10 +89,28 @@ fn writes_that_come_one_after_the_other_are_one_batch() {
         // So that nothing is to be told of the region first.
         write_next(array.clone(), Rc::new(Cell::new(1))).await;
         let before = array.journal.next_sequence();
-        let left = Rc::new(Cell::new(16));
+        let left = Rc::new(Cell::new(12));
         write_next(array.clone(), left.clone()).await;
         reactor.sleep(Duration::from_millis(1)).await;
         assert_eq!((left.get(), array.journal.next_sequence() - before), (0, 1));
+        array.stop().await.unwrap();
+    });
+}
+
+#[test]
+fn more_than_fits_in_a_batch_is_written_at_the_same_time() {
+    run(async |reactor| {
+        let (array, _) = mirror(&reactor).await;
+        let large = reactor.buffer(64 << 10);
+        large.fill_zero();
+        array.write(0, large.clone().into()).await.unwrap();
+        let began = reactor.now();
+        let writes = (0..8).map(|at| array.write(at * (64 << 10), large.clone().into()));
+        for written in join_all(writes).await {
+            written.unwrap();
+        }
+        let took = reactor.now().since(began);
+        assert!(took < 2 * LATENCY, "{took:?}");
         array.stop().await.unwrap();
     });
 }
