@@ -376,6 +376,13 @@ impl Array {
         self.begin()
     }
 
+    /// From now on (true) that is not waited for without end; or again (false).
+    pub(crate) fn set_ending(&self, ending: bool) {
+        if let Some(lease) = self.lease.get() {
+            lease.set_ending(ending);
+        }
+    }
+
     /// Waits while it is unknown whether the array is still ours.
     pub(crate) async fn sure(&self) {
         if let Some(lease) = self.lease.get() {

@@ -240,8 +240,9 @@ async fn candidates(
         if let Ok(Some(label)) = label::read(reactor, &drive).await {
             let superblocks = superblocks(reactor, &drive, &label).await?;
             newer::refuse(reactor, &drive, &label).await?;
-            let lease = Place::on(&drive, &label).read(reactor, label.array).await.ok();
-            let epoch = lease.map(|lease| lease.map_or(0, |lease| lease.epoch.get()));
+            let seen = Place::on(&drive, &label).read(reactor, label.array).await.ok();
+            let seen = seen.filter(|seen| seen.is_whole);
+            let epoch = seen.map(|seen| seen.newest.map_or(0, |lease| lease.epoch.get()));
             candidates.push(Candidate::new(drive, label, superblocks, epoch));
         }
     }

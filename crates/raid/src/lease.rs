@@ -10,7 +10,7 @@
 //!
 //! How an array is taken:
 //! 1. the leases are read; another host's must stand still for [`WATCH_BEATS`] periods, else:
-//!    refused
+//!    refused. So it is where a slot cannot be read on each of the members
 //! 2. ours, with a larger epoch, is durable (crash: we have it, and may take it again at once)
 //! 3. we wait as long as a rival that has not seen ours may take from its 1 to its 2
 //! 4. ours is read back; another's instead: refused
@@ -22,6 +22,10 @@
 //! to 4: what it proves is that nobody who had not seen it has the array. What a stalled host had
 //! handed to the kernel before it stalled is beyond this: only the drives themselves could refuse
 //! it.
+//!
+//! A place of which a slot cannot be read proves nothing: what the other slot says against a host
+//! counts, and what it says for it does not. Who has the array writes nothing there; who takes it
+//! does, by force in both slots.
 
 use std::cell::{Cell, RefCell};
 use std::cmp::Ordering;
@@ -40,6 +44,7 @@ use ashlar_reactor::backend::Instant;
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::join::join_all;
 use ashlar_reactor::wait_list::WaitList;
+use smallvec::SmallVec;
 use zerocopy::IntoBytes;
 
 use crate::error::{ArrayError, AssembleError};
@@ -61,7 +66,12 @@ const _: () =
 // Also beats that are slow are writes often enough to show that a member takes some.
 const _: () = assert!(BEAT_PERIOD.as_millis() + 2 * SETTLE.as_millis() < WRITES_WITHIN.as_millis());
 
+/// A start or a stop waits so long, and no longer, for a good beat.
+const ENDS_WITHIN: Duration = Duration::from_secs(30);
+
 const NOBODY: [u8; 16] = [0; 16];
+/// More than the owners that there may have been and did not get so far as to name an era.
+const EPOCHS_UNSEEN: u64 = 1 << 16;
 /// Largest epoch or beat: no array gets that old. What is beyond was made up, and leaves no room
 /// for one after it.
 const BELIEVED_MAX: u64 = SEQUENCE_MAX / 2;
@@ -164,34 +174,47 @@ impl Place {
         Place { drive: drive.clone(), drive_uuid, at }
     }
 
-    /// The newest lease here; `None`: there never was one.
+    /// What its slots show.
     pub(crate) async fn read(
         &self,
         reactor: &Reactor,
         array: [u8; 16],
-    ) -> Result<Option<Lease>, DriveError> {
-        let read = label::read_bytes(reactor, &self.drive, self.at, SLOTS * Lease::BYTES);
-        let bytes = read.await?;
-        let slots = bytes.chunks_exact(to_usize(Lease::BYTES)).zip(0..);
-        let leases = slots.filter_map(|(slot, index)| {
-            let home = self.at + index * Lease::BYTES;
-            record::open::<Lease>(slot, Some(self.drive_uuid), home).ok()
+    ) -> Result<Seen, DriveError> {
+        let homes = (self.at..).step_by(to_usize(Lease::BYTES)).take(to_usize(SLOTS));
+        let reads = homes.clone().map(|home| {
+            // Apart: one that cannot be read hides no other.
+            label::read_bytes(reactor, &self.drive, home, Lease::BYTES)
         });
-        let is_its = |its: &&Lease| {
-            its.array == array && its.epoch.get().max(its.beat.get()) <= BELIEVED_MAX
-        };
-        Ok(leases.filter(is_its).max_by_key(|lease| age(lease)).cloned())
+        let mut seen = Seen { newest: None, is_whole: true };
+        for (home, read) in homes.zip(join_all(reads).await) {
+            let bytes = match read {
+                Ok(bytes) => bytes,
+                Err(DriveError::Media) => {
+                    seen.is_whole = false;
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            let found = record::open::<Lease>(&bytes, Some(self.drive_uuid), home).ok();
+            let found = found.filter(|its| {
+                its.array == array && its.epoch.get().max(its.beat.get()) <= BELIEVED_MAX
+            });
+            if found.map(age) > seen.age() {
+                seen.newest = found.cloned();
+            }
+        }
+        Ok(seen)
     }
 
-    /// Durable when this returns.
-    async fn write(&self, reactor: &Reactor, lease: Lease) -> Result<(), DriveError> {
-        self.show(reactor, lease).await?;
+    /// Durable, with this beat, when this returns.
+    async fn write(&self, reactor: &Reactor, lease: Lease, beat: u64) -> Result<(), DriveError> {
+        self.show(reactor, lease, beat).await?;
         self.drive.flush().await
     }
 
     /// Whoever reads the drive sees it when this returns.
-    async fn show(&self, reactor: &Reactor, mut lease: Lease) -> Result<(), DriveError> {
-        let beat = lease.beat.get();
+    async fn show(&self, reactor: &Reactor, mut lease: Lease, beat: u64) -> Result<(), DriveError> {
+        lease.beat = beat.into();
         let home = self.at + beat % SLOTS * Lease::BYTES;
         record::seal(&mut lease, self.drive_uuid, home, beat);
         let buffer = reactor.buffer(to_usize(Lease::BYTES));
@@ -200,32 +223,55 @@ impl Place {
     }
 }
 
+/// What a place shows.
+#[derive(Clone, Debug)]
+pub(crate) struct Seen {
+    /// Of the slots that can be read; `None`: there never was one.
+    pub(crate) newest: Option<Lease>,
+    /// Both can: nothing newer stands here.
+    pub(crate) is_whole: bool,
+}
+
+impl Seen {
+    fn age(&self) -> Option<(u64, u64)> {
+        self.newest.as_ref().map(age)
+    }
+}
+
 /// Where leases are written.
 pub fn places(members: &[Member]) -> Vec<Place> {
     members.iter().filter_map(|member| Some(Place::of(member, member.keeps_metadata()?))).collect()
 }
 
-/// The newest lease in each place that answers.
-async fn each(reactor: &Reactor, array: [u8; 16], places: &[Place]) -> Vec<Option<Lease>> {
+/// What each place shows; of one that does not answer: nothing.
+async fn each(reactor: &Reactor, array: [u8; 16], places: &[Place]) -> Vec<Option<Seen>> {
     let found = join_all(places.iter().map(|place| place.read(reactor, array))).await;
-    found.into_iter().map(|found| found.ok().flatten()).collect()
+    found.into_iter().map(Result::ok).collect()
 }
 
-fn newest_of(found: &[Option<Lease>]) -> Option<&Lease> {
-    found.iter().flatten().max_by_key(|lease| age(lease))
+fn newest_of(found: &[Option<Seen>]) -> Option<&Lease> {
+    found.iter().flatten().filter_map(|seen| seen.newest.as_ref()).max_by_key(|lease| age(lease))
+}
+
+/// A start that asks no other host.
+#[derive(Clone, Copy, Debug)]
+pub struct Force {
+    /// An epoch that members that are away may have.
+    pub past: u64,
+    /// Of the array: eras grow with its starts, as epochs do, and no slower.
+    pub era: u64,
 }
 
 /// Takes the array for `host`, who has it for [`TRUST`] from when this began to write, and longer
 /// if it beats. `leases`: of all its drives that are here, since who has those that are no members
-/// has the array, too. `force`: at once, from whoever has it, and past this epoch, which members
-/// that are away may have.
+/// has the array, too. `force`: at once, from whoever has it.
 pub async fn take(
     reactor: &Reactor,
     array: [u8; 16],
     members: &[Member],
     leases: &[Place],
     host: &Host,
-    force: Option<u64>,
+    force: Option<Force>,
 ) -> Result<Claim, AssembleError> {
     let (mut read_at, mut found) = (reactor.now(), each(reactor, array, leases).await);
     for _ in 0..WATCH_BEATS {
@@ -237,49 +283,77 @@ pub async fn take(
         // Each place by itself: the newest may be on a drive that its owner reaches no more.
         let (mut moved, before) = (None, newest_of(&found).map(age));
         for (known, now) in found.iter_mut().zip(each(reactor, array, leases).await) {
+            let Some(now) = now else { continue };
+            let (age, age_now) = (known.as_ref().and_then(Seen::age), now.age());
             // One may not have answered this time, or before: what it shows now may be old.
-            if now.as_ref().map(age) > known.as_ref().map(age) {
-                let is_new = known.is_some() || now.as_ref().map(age) > before;
-                let its = now.clone().filter(|now| is_new && is_others(Some(now), host));
+            if age_now > age {
+                let is_new = age.is_some() || age_now > before;
+                let its = now.newest.clone().filter(|now| is_new && is_others(Some(now), host));
                 moved = moved.or(its);
-                *known = now;
+            }
+            match known {
+                Some(known) if age_now <= age => known.is_whole = now.is_whole,
+                _ => *known = Some(now),
             }
         }
         if let Some(moved) = moved.filter(|_| is_others(newest_of(&found), host)) {
             return Err(AssembleError::InUse { host: owner_name(&moved) });
         }
     }
+    let places = places(members);
+    let is_its = |of: &Place| places.iter().any(|its| Rc::ptr_eq(&its.drive, &of.drive));
+    let of_members = leases.iter().zip(&found).filter(|(place, _)| is_its(place));
+    let seen: SmallVec<[&Seen; 8]> = of_members.filter_map(|(_, seen)| seen.as_ref()).collect();
+    let is_hidden = !seen.iter().any(|seen| seen.is_whole);
     let mut claim = Claim::after(newest_of(&found), reactor.now());
-    claim.epoch = claim.epoch.max(force.map_or(0, |past| past + 1));
-    write_and_confirm(reactor, array, members, host, claim, read_at).await?;
+    let first = claim.beat;
+    match force {
+        None if is_hidden => return Err(AssembleError::LeaseUnreadable),
+        None => {}
+        Some(Force { past, era }) => {
+            let past = if is_hidden { past.max(era + EPOCHS_UNSEEN) } else { past };
+            claim.epoch = claim.epoch.max(past + 1);
+            // Both slots, where one cannot be read (crash between the two: one shows ours).
+            claim.beat += u64::from(seen.iter().any(|seen| !seen.is_whole));
+        }
+    }
+    write_and_confirm(reactor, array, &places, host, claim, first, read_at).await?;
     Ok(claim)
 }
 
-/// Steps 2 to 4. `read_at`: when step 1 began.
+/// Steps 2 to 4, with beats from the `first` to that of the claim. `read_at`: when step 1 began.
 async fn write_and_confirm(
     reactor: &Reactor,
     array: [u8; 16],
-    members: &[Member],
+    places: &[Place],
     host: &Host,
     claim: Claim,
+    first: u64,
     read_at: Instant,
 ) -> Result<(), AssembleError> {
-    let places = places(members);
-    let lease = lease(array, host, claim.epoch, claim.beat);
-    let writes = join_all(places.iter().map(|place| place.write(reactor, lease.clone()))).await;
+    let writes = join_all(places.iter().map(async |place| {
+        for beat in first..=claim.beat {
+            place.write(reactor, lease(array, host, claim.epoch), beat).await?;
+        }
+        Ok::<(), DriveError>(())
+    }));
+    let writes = writes.await;
     let slow = reactor.now().since(read_at) > SETTLE;
     reactor.sleep(if slow { TRUST + SETTLE } else { SETTLE }).await;
     let written = places.iter().zip(&writes).filter(|(_, write)| write.is_ok());
     let mut confirmed = false;
-    for found in join_all(written.map(|(place, _)| place.read(reactor, array))).await {
-        match found {
-            Ok(Some(found)) if claim.is_in(&found, host) => confirmed = true,
-            Ok(found) => {
-                let host = found.map_or_else(|| "another host".into(), |found| owner_name(&found));
-                return Err(AssembleError::InUse { host });
+    for seen in join_all(written.map(|(place, _)| place.read(reactor, array))).await {
+        // A drive that has stopped to answer since is found out by the first write.
+        let Ok(Seen { newest, is_whole }) = seen else { continue };
+        match newest {
+            Some(found) if claim.is_in(&found, host) => confirmed |= is_whole,
+            Some(found) if is_whole || claim.is_overridden(&found, host) => {
+                return Err(AssembleError::InUse { host: owner_name(&found) });
             }
-            // A drive that has stopped to answer since is found out by the first write.
-            Err(_) => {}
+            None if is_whole => {
+                return Err(AssembleError::InUse { host: "another host".into() });
+            }
+            Some(_) | None => {}
         }
     }
     if confirmed { Ok(()) } else { Err(ArrayError::Lost.into()) }
@@ -293,12 +367,12 @@ fn next_beat(last_here: u64, newest: u64) -> u64 {
     next + u64::from(next % SLOTS == last_here % SLOTS)
 }
 
-fn lease(array: [u8; 16], host: &Host, epoch: u64, beat: u64) -> Lease {
+/// Without a beat.
+fn lease(array: [u8; 16], host: &Host, epoch: u64) -> Lease {
     let mut lease = Lease::free(array);
     lease.host = host.uuid;
     lease.host_name = host.name;
     lease.epoch = epoch.into();
-    lease.beat = beat.into();
     lease
 }
 
@@ -325,6 +399,9 @@ pub(crate) struct Leasehold {
     gate: Rc<Gate>,
     newest_beat: Cell<u64>,
     state: RefCell<State>,
+    /// Since when the array starts, or is to stop: that comes to an end whether or not a beat is
+    /// good.
+    ends: Cell<Option<Instant>>,
     /// A member that is about to be back, and its index: while no other is here, nothing else could
     /// open the gate.
     joining: RefCell<Option<(usize, Member)>>,
@@ -372,6 +449,7 @@ impl Leasehold {
             gate: Gate::open_until(claim.until()),
             newest_beat: Cell::new(claim.beat),
             state: RefCell::new(State::Held),
+            ends: Cell::default(),
             joining: RefCell::default(),
             kept: Cell::new(0),
             keepers: Cell::new(0),
@@ -416,7 +494,8 @@ impl Leasehold {
                     self.joining.borrow_mut().take_if(joining);
                     self.changed.wake_all(&self.reactor);
                 }
-            } else if self.is_nowhere() {
+            }
+            if self.is_in_vain() {
                 // Who waits for a good beat waits in vain.
                 self.gate.turn_away(&self.reactor);
                 self.changed.wake_all(&self.reactor);
@@ -446,8 +525,8 @@ impl Leasehold {
     async fn beat(&self, place: &Place, beat: u64) -> Result<(), DriveError> {
         self.look(place).await?;
         let began = self.reactor.now();
-        let record = lease(self.array, &self.host, self.claim.epoch, beat);
-        place.show(&self.reactor, record).await?;
+        let record = lease(self.array, &self.host, self.claim.epoch);
+        place.show(&self.reactor, record, beat).await?;
         // One that no longer flushes is used on where the array cannot do without it: what it shows
         // is looked at below.
         let flushed = place.drive.flush().await;
@@ -470,20 +549,22 @@ impl Leasehold {
         if self.look(&place).await? {
             return Ok(());
         }
-        let record = lease(self.array, &self.host, self.claim.epoch, self.newest_beat.get());
-        place.write(&self.reactor, record).await
+        let record = lease(self.array, &self.host, self.claim.epoch);
+        place.write(&self.reactor, record, self.newest_beat.get()).await
     }
 
     /// Whether the newest lease here is this one; another's ends it.
     async fn look(&self, place: &Place) -> Result<bool, DriveError> {
-        let found = place.read(&self.reactor, self.array).await?;
-        if let Some(found) =
-            found.as_ref().filter(|found| self.claim.is_overridden(found, &self.host))
-        {
+        let Seen { newest, is_whole } = place.read(&self.reactor, self.array).await?;
+        let others = newest.as_ref().filter(|its| self.claim.is_overridden(its, &self.host));
+        if let Some(found) = others {
             self.lose(owner_name(found));
             return Err(DriveError::Gone);
         }
-        Ok(found.is_some_and(|found| self.claim.is_in(&found, &self.host)))
+        if !is_whole {
+            return Err(DriveError::Media);
+        }
+        Ok(newest.is_some_and(|found| self.claim.is_in(&found, &self.host)))
     }
 
     fn note_good(&self, began: Instant) {
@@ -520,9 +601,12 @@ impl Leasehold {
     /// took it since, `Less`: there is none, or an older one.
     pub(crate) async fn compare(&self, drive: &Rc<Drive>, label: &Label) -> Ordering {
         match Place::on(drive, label).read(&self.reactor, self.array).await {
-            Ok(Some(found)) if self.claim.is_overridden(&found, &self.host) => Ordering::Greater,
-            Ok(Some(found)) if self.claim.is_in(&found, &self.host) => Ordering::Equal,
-            Ok(Some(_) | None) | Err(_) => Ordering::Less,
+            Ok(Seen { newest: Some(found), is_whole }) => match () {
+                () if self.claim.is_overridden(&found, &self.host) => Ordering::Greater,
+                () if is_whole && self.claim.is_in(&found, &self.host) => Ordering::Equal,
+                () => Ordering::Less,
+            },
+            Ok(Seen { newest: None, .. }) | Err(_) => Ordering::Less,
         }
     }
 
@@ -553,25 +637,40 @@ impl Leasehold {
         until.map_or(Duration::ZERO, |until| until.since(self.reactor.now()))
     }
 
-    /// Waits until this host can be sure that it has the array, or that it has not.
+    /// From now on (true) a good beat is not waited for without end; or again (false).
+    pub(crate) fn set_ending(&self, ending: bool) {
+        self.ends.set(ending.then(|| self.reactor.now()));
+        self.changed.wake_all(&self.reactor);
+    }
+
+    /// Whether no beat will be good; or none has been for long, and the array is to stop.
+    fn is_in_vain(&self) -> bool {
+        let until = self.gate.until().unwrap_or_default();
+        let is_late = |since: Instant| self.reactor.now() > until.max(since).after(ENDS_WITHIN);
+        self.is_nowhere() || self.ends.get().is_some_and(is_late)
+    }
+
+    /// Waits until this host can be sure that it has the array, or that it has not, or until this
+    /// is in vain.
     pub(crate) async fn sure(&self) {
-        let sure = || self.is_trusted() || !self.is_held() || self.is_nowhere();
+        let sure = || self.is_trusted() || !self.is_held() || self.is_in_vain();
         self.changed.until(&self.reactor, sure).await;
     }
 
-    /// Lets others take the array at once. Nothing of it is under way any more.
+    /// Lets others take the array at once. Nothing of it is under way any more. Who is not sure of
+    /// it leaves it: another may have it by now.
     pub(crate) async fn release(&self) {
-        if !self.is_held() {
-            return;
+        if !self.is_sure() {
+            return self.leave().await;
         }
         self.beat_no_more().await;
         let places = places(&self.members.list());
         let mut free = Lease::free(self.array);
         free.epoch = self.claim.epoch.into();
-        free.beat = (self.newest_beat.get() + 1).into();
+        let beat = self.newest_beat.get() + 1;
         let frees = places.iter().map(async |place| {
             self.look(place).await?;
-            place.write(&self.reactor, free.clone()).await
+            place.write(&self.reactor, free.clone(), beat).await
         });
         // Who cannot be told waits until the lease has stood still.
         join_all(frees).await;
@@ -605,7 +704,9 @@ mod tests {
     const BETA: [u8; 16] = [2; 16];
 
     fn of(host: [u8; 16], epoch: u64, beat: u64) -> Lease {
-        lease([9; 16], &Host { uuid: host, name: [0; HOST_NAME_BYTES] }, epoch, beat)
+        let mut lease = lease([9; 16], &Host { uuid: host, name: [0; HOST_NAME_BYTES] }, epoch);
+        lease.beat = beat.into();
+        lease
     }
 
     #[test]

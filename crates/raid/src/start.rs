@@ -26,7 +26,7 @@ use crate::destage::DESTAGERS;
 use crate::error::{ArrayError, AssembleError, ChangeError};
 use crate::label::{self, Label};
 use crate::layout::{Layout, Shape};
-use crate::lease::{self, Claim, Host, Leasehold};
+use crate::lease::{self, Claim, Force, Host, Leasehold};
 use crate::member::{Member, sector_bytes};
 use crate::members::{Identity, Members};
 use crate::mode::Mode;
@@ -193,6 +193,7 @@ impl Array {
         array.members.introduce_all();
         if let Some((host, claim)) = options.host.zip(claim) {
             array.hold(host, claim);
+            array.set_ending(true);
         }
         if let Err(error) = array.bring_up(found.newest, &maps, journal, options.force).await {
             // A rebuild that it began may be under way.
@@ -202,6 +203,7 @@ impl Array {
             let lost_to = array.status().lost_to;
             return Err(lost_to.map_or(error, |host| AssembleError::InUse { host }));
         }
+        array.set_ending(false);
         array.run();
         array.start_rebuild();
         array.start_restripe();
@@ -445,6 +447,7 @@ impl Array {
 
     /// Waits for requests under way, flushes, marks the array clean. Afterwards it does nothing.
     pub async fn stop(self: &Rc<Self>) -> Result<(), ArrayError> {
+        self.set_ending(true);
         let rested = self.rest().await;
         self.release().await;
         rested
@@ -507,9 +510,13 @@ async fn find_and_take(
     let found = find(reactor, drives.clone(), options, None).await?;
     let Some(host) = options.host else { return Ok((found, None)) };
     let array = found.identity.uuid;
-    let force = options.force.then(|| options.known.as_ref().map_or(0, |known| known.last_epoch));
+    let past = options.known.as_ref().map_or(0, |known| known.last_epoch);
+    let force = options.force.then_some(Force { past, era: found.era });
     let claim = lease::take(reactor, array, &found.members, &found.leases, &host, force).await;
-    options.taken.set(!matches!(claim, Err(AssembleError::InUse { .. })));
+    let is_left = |error: &AssembleError| {
+        matches!(error, AssembleError::InUse { .. } | AssembleError::LeaseUnreadable)
+    };
+    options.taken.set(!claim.as_ref().is_err_and(is_left));
     let claim = claim?;
     // Another host may have had it until now.
     Ok((find(reactor, drives, options, Some(&claim)).await?, Some(claim)))

@@ -11,7 +11,7 @@ use ashlar_drive::drive::Drive;
 use ashlar_format::array_superblock::{Level, MemberState};
 use ashlar_format::lease::Lease;
 use ashlar_format::record::{self, SEQUENCE_MAX};
-use ashlar_format::units::MemberIndex;
+use ashlar_format::units::{Area, MemberIndex};
 use ashlar_raid::array::Array;
 use ashlar_raid::error::{ArrayError, AssembleError};
 use ashlar_raid::label;
@@ -32,6 +32,7 @@ mod storage;
 const MEMBERS: u32 = 3;
 const DRIVE_BYTES: u64 = 12 << 20;
 const WATCH: Duration = Duration::from_secs(BEAT_PERIOD.as_secs() * WATCH_BEATS as u64);
+const LEASE_BYTES: usize = Lease::BYTES as usize;
 const A_MOMENT: Duration = Duration::from_secs(2);
 /// Where leases are on a member.
 const LEASES: std::ops::Range<u64> = 704 << 10..712 << 10;
@@ -174,6 +175,158 @@ fn a_host_that_lost_its_array_never_writes_again() {
         let again = start(&reactor, beta(), false).await.unwrap();
         assert_eq!(read(&reactor, &again).await, 3);
         again.stop().await.unwrap();
+    });
+}
+
+/// These drives cannot read this slot of their leases any more, until it is written.
+fn darken(world: &SharedWorld, drives: impl IntoIterator<Item = usize>, slot: u64) {
+    let first = (LEASES.start + slot * Lease::BYTES) / 512;
+    let sectors = first..first + Lease::BYTES / 512;
+    let mut world = world.borrow_mut();
+    drives.into_iter().for_each(|drive| world.drives[drive].latent.extend(sectors.clone()));
+}
+
+/// An array of which one member is left, told of in both slots.
+async fn on_one_member(reactor: &Reactor, storage: &SharedWorld) -> Rc<Array> {
+    let array = create_as(reactor, Level::Raid1, alpha()).await;
+    leave_one_member(reactor, storage, &array).await;
+    array
+}
+
+async fn leave_one_member(reactor: &Reactor, storage: &SharedWorld, array: &Rc<Array>) {
+    write(reactor, array, 1).await.unwrap();
+    for index in [1, 2] {
+        array.status().members[index].drive.clone().unwrap().pull();
+        storage.borrow_mut().kill(index as u32);
+    }
+    write(reactor, array, 2).await.unwrap();
+    reactor.sleep(2 * BEAT_PERIOD).await;
+}
+
+const DARK: [&[u64]; 3] = [&[0], &[1], &[0, 1]];
+
+/// Whose the array is nobody can say then: who has it waits, and nobody else gets it.
+#[test]
+fn where_no_lease_can_be_read_nobody_goes_on() {
+    for slots in DARK {
+        let world = storage(13, 1_000_000);
+        let storage = world.clone();
+        life(&world, 1, |reactor| async move {
+            let ours = on_one_member(&reactor, &storage).await;
+            slots.iter().for_each(|slot| darken(&storage, [0], *slot));
+            let leases = || storage.borrow().drives[0].peek(LEASES.start, 2 * LEASE_BYTES);
+            reactor.sleep(WATCH).await;
+            let (before, done) = (leases(), Rc::new(RefCell::new(false)));
+            let (array, its, notes) = (ours.clone(), reactor.clone(), done.clone());
+            reactor.spawn(async move {
+                write(&its, &array, 3).await.unwrap();
+                *notes.borrow_mut() = true;
+            });
+            let theirs = start(&reactor, beta(), false).await;
+            assert_eq!(theirs.err(), Some(AssembleError::LeaseUnreadable));
+            assert!(leases() == before && !*done.borrow());
+            // It was a bad cable.
+            storage.borrow_mut().drives[0].latent.clear();
+            reactor.sleep(3 * BEAT_PERIOD).await;
+            assert!(*done.borrow());
+            assert_eq!(start(&reactor, beta(), false).await.err(), in_use("alpha"));
+            ours.stop().await.unwrap();
+        });
+    }
+}
+
+/// What it is worth then, an operator can say.
+#[test]
+fn an_array_of_which_no_lease_can_be_read_can_be_stopped_and_started_by_force() {
+    for slots in DARK {
+        let world = storage(17, 1_000_000);
+        for order in 0..8 {
+            life(&world, order, |reactor| async move {
+                match order {
+                    0 => drop(create_as(&reactor, Level::Raid1, alpha()).await),
+                    _ => drop(start(&reactor, alpha(), false).await.unwrap()),
+                }
+            });
+        }
+        let storage = world.clone();
+        life(&world, 9, |reactor| async move {
+            let ours = start(&reactor, alpha(), false).await.unwrap();
+            leave_one_member(&reactor, &storage, &ours).await;
+            let epoch = ours.status().epoch;
+            slots.iter().for_each(|slot| darken(&storage, [0], *slot));
+            reactor.sleep(WATCH).await;
+            let began = reactor.now();
+            let _ = ours.stop().await;
+            assert!(reactor.now().since(began) < 4 * WATCH);
+            let refused = start(&reactor, beta(), false).await.err();
+            assert_eq!(refused, Some(AssembleError::LeaseUnreadable));
+            let theirs = start(&reactor, beta(), true).await.unwrap();
+            // An owner that stalled would take its array back from a smaller one.
+            assert!(theirs.status().epoch > epoch);
+            assert!(storage.borrow().drives[0].latent.is_empty());
+            write(&reactor, &theirs, 4).await.unwrap();
+            reactor.sleep(2 * WATCH).await;
+            assert_eq!(start(&reactor, alpha(), false).await.err(), in_use("beta"));
+            theirs.stop().await.unwrap();
+            let ours = start(&reactor, alpha(), false).await.unwrap();
+            assert_eq!(read(&reactor, &ours).await, 4);
+            ours.stop().await.unwrap();
+        });
+    }
+}
+
+/// One host reaches two members, of which one is slow; another has got the array meanwhile on the
+/// one that it reaches. What that shows of it counts, though it proves nothing.
+#[test]
+fn a_lease_that_is_seen_counts_though_another_may_hide_beside_it() {
+    let mut met = 0;
+    for seed in 0..200 {
+        let world = storage(seed, 100_000);
+        let (storage, mut prng) = (world.clone(), Prng::from_seed(seed));
+        {
+            let traits = &mut world.borrow_mut().drives[0].traits;
+            (traits.latency_ns_min, traits.latency_ns_max) = (100_000_000, 100_100_000);
+        }
+        let late = Duration::from_nanos(99_500_000 + prng.below(800_000));
+        let got = Rc::new(RefCell::new(Vec::new()));
+        let notes = got.clone();
+        life(&world, seed, |reactor| async move {
+            let (its, disks) = (reactor.clone(), storage);
+            reactor.spawn(async move {
+                // The first claim stands in the other one.
+                its.sleep(Duration::from_millis(700)).await;
+                darken(&disks, [1], 0);
+            });
+            let come = async |host: Host, after: Duration, which: std::ops::Range<usize>| {
+                reactor.sleep(after).await;
+                let its = members(&reactor)[which].to_vec();
+                let leases = lease::places(&its);
+                lease::take(&reactor, [9; 16], &its, &leases, &host, None).await.is_ok()
+            };
+            let (one, other) = (come(alpha(), Duration::ZERO, 0..2), come(beta(), late, 1..2));
+            *notes.borrow_mut() = join_all([one, other]).await;
+        });
+        let got = got.take();
+        assert_ne!(got, [true, true], "seed {seed}");
+        met += u32::from(got == [false, true]);
+    }
+    assert!(met > 10, "{met}");
+}
+
+/// Nothing can be written, for good: it cannot be put to rest, but it stops.
+#[test]
+fn an_array_whose_lease_cannot_be_written_stops_all_the_same() {
+    let world = storage(14, 1_000_000);
+    let storage = world.clone();
+    life(&world, 1, |reactor| async move {
+        let array = create(&reactor, alpha()).await;
+        write(&reactor, &array, 1).await.unwrap();
+        let all = Area { offset: 0, len: DRIVE_BYTES };
+        storage.borrow_mut().drives.iter_mut().for_each(|drive| drive.full = Some(all));
+        reactor.sleep(2 * WATCH).await;
+        let began = reactor.now();
+        assert!(array.stop().await.is_err());
+        assert!(reactor.now().since(began) < 4 * WATCH);
     });
 }
 

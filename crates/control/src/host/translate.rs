@@ -86,6 +86,7 @@ pub fn assemble(name: &str, drives: &Absent, full: &[String], error: &AssembleEr
         AssembleError::JournalGone { .. } if absent.is_empty() => Refusal::conflict(text)
             .fix(format!("`ashlar array start {name} --force`: {}", cost_of_force(error))),
         AssembleError::MaybeOld
+        | AssembleError::LeaseUnreadable
         | AssembleError::Unreadable(_)
         | AssembleError::Journal { .. }
         | AssembleError::JournalUnreadable { .. }
@@ -100,6 +101,7 @@ pub fn assemble(name: &str, drives: &Absent, full: &[String], error: &AssembleEr
 #[expect(clippy::wildcard_enum_match_arm, reason = "the others have no word for it")]
 fn cost_of_force(refused: &AssembleError) -> &'static str {
     match refused {
+        AssembleError::LeaseUnreadable => "if another host has it, both write",
         AssembleError::Unreadable(_) => {
             "the one before it is taken, and what was written first since is lost"
         }
