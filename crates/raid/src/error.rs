@@ -109,7 +109,7 @@ pub enum AssembleError {
     Apart { ours: Vec<String>, others: Vec<String> },
     #[error("{host} uses it: its lease is alive")]
     InUse { host: String },
-    #[error("who has it cannot be read on any drive that is here")]
+    #[error("who has it cannot be read on any member that is here")]
     LeaseUnreadable,
     #[error("{0} cannot be read on any trusted member")]
     Unreadable(&'static str),
