@@ -178,21 +178,15 @@ fn a_host_that_lost_its_array_never_writes_again() {
     });
 }
 
-/// These drives cannot read this slot of their leases any more, until it is written.
-fn darken(world: &SharedWorld, drives: impl IntoIterator<Item = usize>, slot: u64) {
-    let first = (LEASES.start + slot * Lease::BYTES) / 512;
-    let sectors = first..first + Lease::BYTES / 512;
-    let mut world = world.borrow_mut();
-    drives.into_iter().for_each(|drive| world.drives[drive].latent.extend(sectors.clone()));
+/// This drive cannot read these slots of its leases any more, until they are written.
+fn darken(world: &SharedWorld, drive: usize, slots: &[u64]) {
+    for slot in slots {
+        let first = (LEASES.start + slot * Lease::BYTES) / 512;
+        world.borrow_mut().drives[drive].latent.extend(first..first + Lease::BYTES / 512);
+    }
 }
 
-/// An array of which one member is left, told of in both slots.
-async fn on_one_member(reactor: &Reactor, storage: &SharedWorld) -> Rc<Array> {
-    let array = create_as(reactor, Level::Raid1, alpha()).await;
-    leave_one_member(reactor, storage, &array).await;
-    array
-}
-
+/// The array is told of in both slots of the member that is left.
 async fn leave_one_member(reactor: &Reactor, storage: &SharedWorld, array: &Rc<Array>) {
     write(reactor, array, 1).await.unwrap();
     for index in [1, 2] {
@@ -212,8 +206,9 @@ fn where_no_lease_can_be_read_nobody_goes_on() {
         let world = storage(13, 1_000_000);
         let storage = world.clone();
         life(&world, 1, |reactor| async move {
-            let ours = on_one_member(&reactor, &storage).await;
-            slots.iter().for_each(|slot| darken(&storage, [0], *slot));
+            let ours = create_as(&reactor, Level::Raid1, alpha()).await;
+            leave_one_member(&reactor, &storage, &ours).await;
+            darken(&storage, 0, slots);
             let leases = || storage.borrow().drives[0].peek(LEASES.start, 2 * LEASE_BYTES);
             reactor.sleep(WATCH).await;
             let (before, done) = (leases(), Rc::new(RefCell::new(false)));
@@ -253,7 +248,7 @@ fn an_array_of_which_no_lease_can_be_read_can_be_stopped_and_started_by_force() 
             let ours = start(&reactor, alpha(), false).await.unwrap();
             leave_one_member(&reactor, &storage, &ours).await;
             let epoch = ours.status().epoch;
-            slots.iter().for_each(|slot| darken(&storage, [0], *slot));
+            darken(&storage, 0, slots);
             reactor.sleep(WATCH).await;
             let began = reactor.now();
             let _ = ours.stop().await;
@@ -295,7 +290,7 @@ fn a_lease_that_is_seen_counts_though_another_may_hide_beside_it() {
             reactor.spawn(async move {
                 // The first claim stands in the other one.
                 its.sleep(Duration::from_millis(700)).await;
-                darken(&disks, [1], 0);
+                darken(&disks, 1, &[0]);
             });
             let come = async |host: Host, after: Duration, which: std::ops::Range<usize>| {
                 reactor.sleep(after).await;
