@@ -411,9 +411,10 @@ fn known_of(superblock: &ArraySuperblock, index: usize) -> OwnGeneration {
     OwnGeneration::stored(superblock.sure_generations[index].get(), asked)
 }
 
-/// A member that is relied on.
+/// A member that is relied on, or was, and what it lacks since is known.
 pub(crate) struct Relied {
     pub(crate) drive: [u8; 16],
+    pub(crate) is_now: bool,
     /// [`Layout::set_of`].
     pub(crate) set: Option<usize>,
     pub(crate) is_here: bool,
@@ -430,21 +431,28 @@ pub(crate) fn went_on_alone(own: &ArraySuperblock, drive: [u8; 16], others: &[Re
 /// somebody is fenced, all of the same set that are relied on from there on have a superblock that
 /// says so, and nothing of the set is acknowledged before: see `Members::fence_those_beside`. So
 /// where one of them that never heard of it is relied on, it has nothing that they lack. Of one
-/// that is away nobody knows what it heard, unless it surely took something later from the others.)
+/// that is away nobody knows what it heard, unless it surely took something later from the others:
+/// then they have what it had, also if they went on without it since.)
 fn relies_on_none(own: &ArraySuperblock, drive: [u8; 16], others: &[Relied]) -> bool {
     let index = own.members().iter().position(|its| its.drive == drive);
     let set = index.and_then(|index| set_of(own, index));
-    let is_unaware = |its: &Relied| its.is_here || its.own.is_past(sequence(own));
-    let can_tell = others.iter().any(is_unaware);
-    // Where nobody can tell, nobody tells that it has nothing which they lack.
-    let asked = || others.iter().filter(|its| !can_tell || is_unaware(its));
     let is_beside = |its: &&Relied| its.set.is_some() && its.set == set;
     let trusts = |its: &Relied| trusts(own, its.drive);
+    let took_later = |its: &Relied| its.own.is_past(sequence(own));
+    let mut before = others.iter().filter(|its| !its.is_now).filter(is_beside);
+    if before.any(|its| took_later(its) && trusts(its)) {
+        return false;
+    }
+    let now = || others.iter().filter(|its| its.is_now);
+    let is_unaware = |its: &Relied| its.is_here || took_later(its);
+    let can_tell = now().any(is_unaware);
+    // Where nobody can tell, nobody tells that it has nothing which they lack.
+    let asked = || now().filter(|its| !can_tell || is_unaware(its));
     if asked().any(|its| is_beside(&its)) {
         return !asked().filter(is_beside).any(trusts);
     }
     // Where none is left of the set, the others can tell, if it has fenced nobody of its own.
-    let trusts_its_own = others.iter().filter(is_beside).all(trusts);
+    let trusts_its_own = now().filter(is_beside).all(trusts);
     asked().next().is_some() && !(trusts_its_own && asked().any(trusts))
 }
 
@@ -461,7 +469,7 @@ fn trusts(superblock: &ArraySuperblock, drive: [u8; 16]) -> bool {
 struct Apart<'a> {
     /// That it relies on.
     ours: Vec<&'a Candidate>,
-    /// These, and those that are away.
+    /// These, those that are away, and those that it relied on.
     relied: Vec<Relied>,
     /// That took what it never gave them.
     beyond: Vec<(MemberIndex, &'a Candidate)>,
@@ -488,9 +496,11 @@ impl<'a> Apart<'a> {
             let drive = stored.drive;
             let is_here = ours.iter().any(|its| is_it(its, drive));
             let is_away = !candidates.iter().any(|its| is_it(its, drive));
-            let is_relied = trusts(newest, drive) && (is_here || is_away);
+            let is_now = trusts(newest, drive) && (is_here || is_away);
+            let is_beyond = beyond.iter().any(|(_, its)| is_it(its, drive));
+            let was = stored.catches_up == 1 && stored.state() == Ok(MemberState::Stale);
             let (set, own) = (set_of(newest, index), known_of(newest, index));
-            is_relied.then_some(Relied { drive, set, is_here, own })
+            (is_now || was && !is_beyond).then_some(Relied { drive, is_now, set, is_here, own })
         });
         Apart { relied: relied.collect(), ours, beyond }
     }

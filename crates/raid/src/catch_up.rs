@@ -139,12 +139,14 @@ impl Array {
 
     fn went_on_alone(&self, old: &Member, newest: &ArraySuperblock) -> bool {
         let list = self.members.list();
-        let is_other =
-            |its: &Member| its.state == MemberState::Trusted && its.drive_uuid != old.drive_uuid;
+        let is_now = |its: &Member| its.state == MemberState::Trusted;
+        let was = |its: &Member| its.state == MemberState::Stale && its.catches_up;
+        let is_other = |its: &Member| (is_now(its) || was(its)) && its.drive_uuid != old.drive_uuid;
         let layout = self.layout();
         let others = list.iter().enumerate().filter(|(_, its)| is_other(its));
         let others = others.map(|(index, its)| Relied {
             drive: its.drive_uuid,
+            is_now: is_now(its),
             set: Some(layout.set_of(MemberIndex::new(index))),
             is_here: its.alive().is_some(),
             own: its.own,

@@ -43,12 +43,15 @@ pub async fn is_used_elsewhere(pair: &mut Pair, member: MemberIndex, drive: &Rc<
     assert!(matches!(refused, Err(ChangeError::UsedElsewhere { .. })), "{refused:?}");
 }
 
-/// By a host that had this half last, for all it knows.
 async fn start_again(pair: &mut Pair, half: usize) -> Result<(), AssembleError> {
-    let known =
-        Some(Known { generation: 0, epoch: 0, last_epoch: 0, current: vec![[half as u8; 16]] });
-    let half = pair.drives()[half].clone();
-    pair.start(&[&half], AssembleOptions { known, ..AssembleOptions::default() }).await
+    let drive = pair.drives()[half].clone();
+    pair.start(&[&drive], had(half as u8)).await
+}
+
+/// By a host that had this one last, for all it knows.
+fn had(half: u8) -> AssembleOptions {
+    let known = Known { generation: 0, epoch: 0, last_epoch: 0, current: vec![[half; 16]] };
+    AssembleOptions { known: Some(known), ..AssembleOptions::default() }
 }
 
 /// So many starts of the one half and of the other; the last of each is written to.
@@ -220,10 +223,6 @@ async fn began_a_start(reactor: Reactor, steer: Steer, force: bool, replaced: bo
     });
     start(&mut pair, &[&drives[0], &drives[1]], force).await.unwrap_err();
     steer.set(|_, _| Fate::Passes);
-    let had = |half: u8| {
-        let known = Known { generation: 0, epoch: 0, last_epoch: 0, current: vec![[half; 16]] };
-        AssembleOptions { known: Some(known), ..AssembleOptions::default() }
-    };
     pair.start(&[&drives[1], &drives[2]], had(1)).await.unwrap();
     pair.rebuilt().await;
     if replaced {
@@ -253,6 +252,40 @@ async fn began_a_start(reactor: Reactor, steer: Steer, force: bool, replaced: bo
     pair.rebuilt().await;
     pair.check().await;
     pair.dies();
+}
+
+/// One that both relied on went on with the third and is away since: it has told what it took
+/// after that, so the third has all that the first had.
+#[test]
+fn one_that_began_a_start_relied_on_one_that_went_on_and_is_away_now() {
+    let steer = Steer::new();
+    run_on(steer.backend(), |reactor| async move {
+        let mut pair = Pair::new(&reactor, Level::Raid1, 3, 512).await;
+        let drives = pair.drives();
+        pair.array.pull_member(MemberIndex(2)).unwrap();
+        pair.write_some(20).await;
+        pair.in_place().await;
+        pair.dies();
+        let file = address(pair.file(&drives[0]));
+        let left = Cell::new(1);
+        steer.set(move |its, op| match superblock(op) {
+            Some(_) if its != file || left.replace(0) == 0 => Fate::Fails,
+            _ => Fate::Passes,
+        });
+        start(&mut pair, &[&drives[0], &drives[1]], false).await.unwrap_err();
+        steer.set(|_, _| Fate::Passes);
+        pair.start(&[&drives[1], &drives[2]], had(1)).await.unwrap();
+        pair.rebuilt().await;
+        pair.write_some(20).await;
+        pair.in_place().await;
+        pair.start(&[&drives[2]], had(2)).await.unwrap();
+        pair.write_some(20).await;
+        start(&mut pair, &[&drives[0], &drives[2]], false).await.unwrap();
+        pair.check().await;
+        pair.replace(0).await;
+        pair.rebuilt().await;
+        pair.check().await;
+    });
 }
 
 /// One of each pair is away, and only one of them misses what is written: what the other still

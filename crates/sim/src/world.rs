@@ -87,7 +87,7 @@ pub const WAKING_NS_MAX: u64 = 1_000_000;
 /// Virtual time in which any life must end.
 const LIFE_NS_MAX: u64 = 4 * 3600 * 1_000_000_000;
 /// And so many operations: some that hang are busy.
-const LIFE_OPERATIONS_MAX: u64 = 500_000;
+const LIFE_OPERATIONS_MAX: u64 = 2_000_000;
 
 pub struct World {
     now_ns: u64,
