@@ -24,7 +24,7 @@ use std::rc::Rc;
 
 use ashlar_drive::drive::Drive;
 use ashlar_format::array_superblock::{
-    ArraySuperblock, ERA_BELIEVED_MAX, MemberState, Policy, SLOTS,
+    ArraySuperblock, ERA_BELIEVED_MAX, MemberState, Policy, SLOTS, StoredMember,
 };
 use ashlar_format::record::{self, Header, RecordError};
 use ashlar_format::region_map::{self, MapKind, REGIONS_PER_PAGE, RegionMapPage};
@@ -411,19 +411,33 @@ fn known_of(superblock: &ArraySuperblock, index: usize) -> OwnGeneration {
     OwnGeneration::stored(superblock.sure_generations[index].get(), asked)
 }
 
-/// A member that is relied on, or was, and what it lacks since is known.
-pub(crate) struct Relied {
+/// Where a member is that can tell what another has.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Relied {
+    Here,
+    Away,
+    /// It was relied on, until it missed something, and was used nowhere else since.
+    Before,
+}
+
+/// Such a member.
+pub(crate) struct Peer {
     pub(crate) drive: [u8; 16],
-    pub(crate) is_now: bool,
+    pub(crate) relied: Relied,
     /// [`Layout::set_of`].
     pub(crate) set: Option<usize>,
-    pub(crate) is_here: bool,
     pub(crate) own: OwnGeneration,
+}
+
+/// Those of an array, as its superblock of generation `newest` knows them.
+pub(crate) struct Peers {
+    pub(crate) newest: u64,
+    pub(crate) peers: Vec<Peer>,
 }
 
 /// Whether a drive that took what it was never given by `others` has what they lack: as its own
 /// superblock has it, it holds everything, without them.
-pub(crate) fn went_on_alone(own: &ArraySuperblock, drive: [u8; 16], others: &[Relied]) -> bool {
+pub(crate) fn went_on_alone(own: &ArraySuperblock, drive: [u8; 16], others: &Peers) -> bool {
     trusts(own, drive) && relies_on_none(own, drive, others)
 }
 
@@ -433,18 +447,19 @@ pub(crate) fn went_on_alone(own: &ArraySuperblock, drive: [u8; 16], others: &[Re
 /// where one of them that never heard of it is relied on, it has nothing that they lack. Of one
 /// that is away nobody knows what it heard, unless it surely took something later from the others:
 /// then they have what it had, also if they went on without it since.)
-fn relies_on_none(own: &ArraySuperblock, drive: [u8; 16], others: &[Relied]) -> bool {
+fn relies_on_none(own: &ArraySuperblock, drive: [u8; 16], others: &Peers) -> bool {
     let index = own.members().iter().position(|its| its.drive == drive);
     let set = index.and_then(|index| set_of(own, index));
-    let is_beside = |its: &&Relied| its.set.is_some() && its.set == set;
-    let trusts = |its: &Relied| trusts(own, its.drive);
-    let took_later = |its: &Relied| its.own.is_past(sequence(own));
-    let mut before = others.iter().filter(|its| !its.is_now).filter(is_beside);
+    let is_beside = |its: &&Peer| its.set.is_some() && its.set == set;
+    let trusts = |its: &Peer| trusts(own, its.drive);
+    let took_later = |its: &Peer| its.own.is_past(sequence(own), others.newest);
+    let all = || others.peers.iter();
+    let mut before = all().filter(|its| its.relied == Relied::Before).filter(is_beside);
     if before.any(|its| took_later(its) && trusts(its)) {
         return false;
     }
-    let now = || others.iter().filter(|its| its.is_now);
-    let is_unaware = |its: &Relied| its.is_here || took_later(its);
+    let now = || all().filter(|its| its.relied != Relied::Before);
+    let is_unaware = |its: &Peer| its.relied == Relied::Here || took_later(its);
     let can_tell = now().any(is_unaware);
     // Where nobody can tell, nobody tells that it has nothing which they lack.
     let asked = || now().filter(|its| !can_tell || is_unaware(its));
@@ -469,8 +484,8 @@ fn trusts(superblock: &ArraySuperblock, drive: [u8; 16]) -> bool {
 struct Apart<'a> {
     /// That it relies on.
     ours: Vec<&'a Candidate>,
-    /// These, those that are away, and those that it relied on.
-    relied: Vec<Relied>,
+    /// These, those that are away, and those that it relied on before.
+    peers: Peers,
     /// That took what it never gave them.
     beyond: Vec<(MemberIndex, &'a Candidate)>,
 }
@@ -491,25 +506,32 @@ impl<'a> Apart<'a> {
                 ours.push(candidate);
             }
         }
-        let is_it = |its: &Candidate, drive| its.label.drive_uuid == drive;
-        let relied = newest.members().iter().enumerate().filter_map(|(index, stored)| {
+        let peer = |(index, stored): (usize, &StoredMember)| {
             let drive = stored.drive;
-            let is_here = ours.iter().any(|its| is_it(its, drive));
-            let is_away = !candidates.iter().any(|its| is_it(its, drive));
-            let is_now = trusts(newest, drive) && (is_here || is_away);
-            let is_beyond = beyond.iter().any(|(_, its)| is_it(its, drive));
-            let was = stored.catches_up == 1 && stored.state() == Ok(MemberState::Stale);
+            let is_it = |its: &Candidate| its.label.drive_uuid == drive;
+            let was_relied_on = stored.state() == Ok(MemberState::Stale) && stored.catches_up == 1;
+            let relied = if trusts(newest, drive) && ours.iter().any(|its| is_it(its)) {
+                Relied::Here
+            } else if trusts(newest, drive) && !candidates.iter().any(is_it) {
+                Relied::Away
+            } else if was_relied_on && !beyond.iter().any(|(_, its)| is_it(its)) {
+                Relied::Before
+            } else {
+                return None;
+            };
             let (set, own) = (set_of(newest, index), known_of(newest, index));
-            (is_now || was && !is_beyond).then_some(Relied { drive, is_now, set, is_here, own })
-        });
-        Apart { relied: relied.collect(), ours, beyond }
+            Some(Peer { drive, relied, set, own })
+        };
+        let peers = newest.members().iter().enumerate().filter_map(peer).collect();
+        let peers = Peers { newest: sequence(newest), peers };
+        Apart { peers, ours, beyond }
     }
 
     /// Whether a drive that took what it was never given by those that are relied on was used
     /// without them.
     fn is_without_ours(&self, its: &Candidate) -> bool {
         let drive = its.label.drive_uuid;
-        its.superblock.as_ref().is_some_and(|own| relies_on_none(own, drive, &self.relied))
+        its.superblock.as_ref().is_some_and(|own| relies_on_none(own, drive, &self.peers))
     }
 
     /// Those that were.

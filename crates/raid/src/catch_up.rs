@@ -22,7 +22,7 @@ use ashlar_format::units::{Area, MemberIndex};
 use ashlar_reactor::range_lock::Mode;
 
 use crate::array::Array;
-use crate::assemble::{Relied, newest_superblock, went_on_alone};
+use crate::assemble::{Peer, Peers, Relied, newest_superblock, went_on_alone};
 use crate::error::{ArrayError, ChangeError};
 use crate::label::{self, Label};
 use crate::member::Member;
@@ -139,20 +139,22 @@ impl Array {
 
     fn went_on_alone(&self, old: &Member, newest: &ArraySuperblock) -> bool {
         let list = self.members.list();
-        let is_now = |its: &Member| its.state == MemberState::Trusted;
-        let was = |its: &Member| its.state == MemberState::Stale && its.catches_up;
-        let is_other = |its: &Member| (is_now(its) || was(its)) && its.drive_uuid != old.drive_uuid;
         let layout = self.layout();
-        let others = list.iter().enumerate().filter(|(_, its)| is_other(its));
-        let others = others.map(|(index, its)| Relied {
-            drive: its.drive_uuid,
-            is_now: is_now(its),
-            set: Some(layout.set_of(MemberIndex::new(index))),
-            is_here: its.alive().is_some(),
-            own: its.own,
-        });
+        let peer = |(index, its): (usize, &Member)| {
+            let relied = match its.state {
+                MemberState::Trusted if its.alive().is_some() => Relied::Here,
+                MemberState::Trusted => Relied::Away,
+                MemberState::Stale if its.catches_up => Relied::Before,
+                MemberState::Stale | MemberState::Rebuilding => return None,
+            };
+            let set = Some(layout.set_of(MemberIndex::new(index)));
+            Some(Peer { drive: its.drive_uuid, relied, set, own: its.own })
+        };
+        let others = list.iter().enumerate().filter(|(_, its)| its.drive_uuid != old.drive_uuid);
+        let peers = others.filter_map(peer).collect();
+        let others = Peers { newest: self.members.generation(), peers };
         old.own.is_beyond(newest.header.sequence.get())
-            && went_on_alone(newest, old.drive_uuid, &others.collect::<Vec<_>>())
+            && went_on_alone(newest, old.drive_uuid, &others)
     }
 
     /// Data bytes that each member has to hold.

@@ -13,8 +13,8 @@
 //! `assemble::first_generation`): one that is newer by less took the beginning of a change that the
 //! others never heard of, when a crash came, unless it relies on none of them by then (see
 //! `assemble::went_on_alone`). (One that alone took the first superblock of a start
-//! cannot be told from one that was used elsewhere: it is refused, until an operator says that it
-//! may be overwritten.)
+//! cannot be told from one that was used elsewhere, unless one that it relied on took later ones
+//! from the others: it is refused, until an operator says that it may be overwritten.)
 
 use std::cmp::Ordering;
 
@@ -122,16 +122,21 @@ impl OwnGeneration {
         age(generation_low(generation), self.asked) == Ordering::Greater
     }
 
-    /// Whether it surely took a later one than this, which was given to another.
-    pub fn is_past(self, generation: u64) -> bool {
-        self.sure != 0 && age(self.sure, generation_low(generation)) == Ordering::Greater
+    /// Whether it surely took a later one than this, which was given to another. `newest`: the
+    /// generation that says so.
+    pub fn is_past(self, generation: u64, newest: u64) -> bool {
+        self.sure != 0 && self.sure_by(newest) > generation
+    }
+
+    /// What it surely took, in full: low halves cannot tell what may be older than half a round.
+    fn sure_by(self, newest: u64) -> u64 {
+        newest.saturating_sub(u64::from(generation_low(newest).wrapping_sub(self.sure)))
     }
 
     /// Whether a drive with these slots holds a copy of before, as the superblock of generation
     /// `newest` knows it: what it surely took, or something newer, would stand in the slot of that.
     pub fn is_outdated(self, slots: [Slot; 2], newest: u64) -> bool {
-        // Copies may be older than low halves can tell.
-        let sure = newest.saturating_sub(u64::from(generation_low(newest).wrapping_sub(self.sure)));
+        let sure = self.sure_by(newest);
         let is_older = |slot| match slot {
             Slot::Has(generation) => generation < sure,
             Slot::Empty | Slot::Unreadable => true,
@@ -151,9 +156,14 @@ mod tests {
 
     #[test]
     fn what_was_taken_later_is_known() {
-        let past = |sure, generation| OwnGeneration::stored(sure, sure).is_past(generation);
-        assert!(past(101, 100) && past(2, u64::from(u32::MAX)));
+        let past = |sure: u64, generation| {
+            let low = generation_low(sure);
+            OwnGeneration::stored(low, low).is_past(generation, (1 << 32) + 2)
+        };
+        assert!(past(101, 100) && past((1 << 32) + 2, u64::from(u32::MAX)));
         assert!(!past(100, 100) && !past(99, 100) && !past(0, 100));
+        // Later by low halves alone.
+        assert!(!past(5, (1 << 31) + 6));
     }
 
     #[test]

@@ -288,6 +288,21 @@ fn one_that_began_a_start_relied_on_one_that_went_on_and_is_away_now() {
     });
 }
 
+/// The one that both relied on took nothing from the third since.
+#[test]
+fn one_that_went_on_with_one_that_is_away_is_not_put_with_the_third() {
+    run(|reactor| async move {
+        let mut pair = Pair::new(&reactor, Level::Raid1, 3, 512).await;
+        let drives = pair.drives();
+        pair.array.pull_member(MemberIndex(2)).unwrap();
+        pair.put(0, &[1; 4096]).await;
+        pair.in_place().await;
+        start(&mut pair, &[&drives[2]], true).await.unwrap();
+        pair.put(0, &[2; 4096]).await;
+        is_apart(&mut pair, &[&drives[0], &drives[2]]).await;
+    });
+}
+
 /// One of each pair is away, and only one of them misses what is written: what the other still
 /// relies on says nothing of that pair.
 #[test]

@@ -191,7 +191,8 @@ pub struct Start {
     #[arg(long)]
     scan: bool,
     /// Also if absent members may hold newer data, if a drive holds a copy of before that the
-    /// others need, or if another host uses the array: what is newer there is lost
+    /// others need, or if another host uses the array, or may do so unseen, as no member's lease
+    /// can be read: what is newer there is lost
     #[arg(long)]
     force: bool,
 }
