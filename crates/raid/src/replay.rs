@@ -16,9 +16,11 @@
 //! is first given back to as many members as it should be on, since a crash may have left it on
 //! one. What a batch says that may have been acknowledged, and can be read on too few members, is
 //! lost, and so are its stripes: such a start is refused. By force, what an absent member may bring
-//! is left to another start, and the rest is given up (`replay/give_up.rs`).
+//! is left to another start, and the rest is given up (`replay/give_up.rs`). A batch of which too
+//! little is here, and that nobody can have been told of, is made void before anything else is
+//! stored: else a member that comes back might complete it beside parity that knows nothing of it.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -30,7 +32,7 @@ use ashlar_reactor::join::join_all;
 use crate::array::Array;
 use crate::bad_set::BadRange;
 use crate::error::{ArrayError, AssembleError};
-use crate::journal::{Batch, NewData, Parts, Void};
+use crate::journal::{Batch, NewData, Parts};
 use crate::layout::Positions;
 use crate::pending::{Hold, Patch};
 use crate::status::Replayed;
@@ -169,11 +171,11 @@ impl Array {
         force: bool,
     ) -> Result<(), AssembleError> {
         let began = self.reactor.now();
-        let LeftBatches { found, tail, took, read_bytes, mut gaps, is_gone: _ } = left;
+        let LeftBatches { found, left_out, tail, took, read_bytes, mut gaps, is_gone: _ } = left;
         self.close_gaps(&mut gaps, &found).await;
         let batches = found.len() as u64;
         let bytes = found.iter().map(|one| u64::from(one.batch.payload_bytes.get())).sum();
-        self.replay_batches(found, tail, force).await?;
+        self.replay_batches(found, left_out, tail, force).await?;
         if self.journal.oldest().is_none() {
             // Also of what was lost.
             self.close_gaps(&mut gaps, &[]).await;
@@ -187,27 +189,28 @@ impl Array {
     async fn replay_batches(
         self: &Rc<Self>,
         found: Vec<Found>,
+        left_out: Vec<Found>,
         tail: u64,
         force: bool,
     ) -> Result<(), AssembleError> {
-        self.heal_batches(&found).await?;
-        let mut ring = VecDeque::new();
+        let mut ring: Vec<Batch> = left_out.iter().map(|one| one.as_batch(Vec::new())).collect();
         let mut stripes: BTreeMap<u64, Findings> = BTreeMap::new();
         for one in &found {
-            let hold = Hold::default();
-            let (sequence, at, len) = (one.sequence(), one.at, one.len());
-            let division = one.batch.division();
             let pieces: Vec<Piece> = one.entries(&self.reactor, self.sector_bytes).collect();
             let parity = pieces.iter().filter(|piece| piece.kind.is_parity());
-            let parity_of = parity.map(|piece| piece.stripe).collect();
-            let (void, its_hold) = (Void::No, hold.clone());
-            ring.push_back(Batch { sequence, at, len, division, hold: its_hold, parity_of, void });
+            let batch = one.as_batch(parity.map(|piece| piece.stripe).collect());
             for piece in pieces {
-                self.sort_in(&mut stripes, piece, &hold);
+                self.sort_in(&mut stripes, piece, &batch.hold);
             }
+            ring.push(batch);
         }
+        ring.sort_by_key(|batch| batch.sequence);
+        *self.journal.ring.borrow_mut() = ring.into();
+        for one in &left_out {
+            self.journal.void(one.sequence()).await;
+        }
+        self.heal_batches(&found).await?;
         drop(found);
-        *self.journal.ring.borrow_mut() = ring;
         self.members.set_forced(force);
         self.zero_runs(&mut stripes).await;
         let mut kept: BTreeMap<u64, KeptFindings> = BTreeMap::new();

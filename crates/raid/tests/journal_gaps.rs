@@ -599,13 +599,14 @@ fn a_start_makes_the_journal_whole() {
 }
 
 /// A start finds too little of a batch that nobody heard of, fences the member with the rest of it,
-/// and makes parity of what else there is. When that member is back, the batch stays undone.
+/// and makes parity of what else there is. When that member is back, the batch stays undone: also
+/// by force where nobody can read any more that a member does not have it.
 #[test]
 fn what_a_start_did_without_does_not_come_true_at_the_next() {
     let steer = Steer::new();
     run_on(steer.backend(), |reactor| async move {
-        for lost in 0..2 {
-            let (mut pair, drives, [written, _, parity @ ..]) =
+        for (lost, has_gap) in [(0, false), (1, false), (0, true), (1, true)] {
+            let ((mut pair, drives, shares), [written, _, parity @ ..]) =
                 crashed_in_mid_batch(&reactor, &steer).await;
             // This start ends when the parity is in place, and the data is not.
             let data = label::plan(DRIVE_BYTES, 2).unwrap().data.offset;
@@ -623,7 +624,10 @@ fn what_a_start_did_without_does_not_come_true_at_the_next() {
             here.iter().for_each(|drive| drive.pull());
             steer.drop_waiting(&reactor).await;
 
-            let array = assemble(&mut pair, &drives, Some(parity[lost]), false).await.unwrap();
+            if has_gap {
+                fail_reads(&pair, &steer, &drives[parity[1 - lost]], shares[written][0]);
+            }
+            let array = assemble(&mut pair, &drives, Some(parity[lost]), has_gap).await.unwrap();
             holds_all(&mut pair, &steer, array).await;
         }
     });
@@ -632,10 +636,7 @@ fn what_a_start_did_without_does_not_come_true_at_the_next() {
 /// Of three batches in the journal the second one, which was not acknowledged, is there in part: in
 /// the shares of the members of the first stripe's two data chunks. With these members, the one of
 /// the chunk that is written first, and those of the parity.
-async fn crashed_in_mid_batch(
-    reactor: &Reactor,
-    steer: &Steer,
-) -> (Pair, Vec<Rc<Drive>>, [usize; MEMBERS]) {
+async fn crashed_in_mid_batch(reactor: &Reactor, steer: &Steer) -> (Crashed, [usize; MEMBERS]) {
     const CHUNK: usize = 16 << 10;
     let mut pair = Pair::new(reactor, Level::Raid6, MEMBERS, 512).await;
     pair.put(0, &[7; CHUNK]).await;
@@ -669,7 +670,7 @@ async fn crashed_in_mid_batch(
             pair.file(&drives[*member]).write_all_at(&[0xee; 4096], ring + at).unwrap();
         }
     }
-    (pair, drives, members)
+    ((pair, drives, shares), members)
 }
 
 /// A member cannot be given what it lacks: the others are enough.

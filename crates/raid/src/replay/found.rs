@@ -24,8 +24,9 @@ use super::Piece;
 use crate::array::Array;
 use crate::assemble::JournalMark;
 use crate::error::AssembleError;
-use crate::journal::{NewData, unite};
+use crate::journal::{Batch, NewData, Void, unite};
 use crate::member::{Keeper, Member};
+use crate::pending::Hold;
 
 /// Bytes of the ring that are read at once.
 const READ_BYTES: u64 = 512 << 10;
@@ -77,6 +78,19 @@ impl Found {
         let end = self.range().end;
         let longest = self.at + BATCH_BYTES_MAX;
         if self.is_void() { self.at..=longest } else { end..=end }
+    }
+
+    /// As the ring has it, with the stripes of parity that it tells of.
+    pub(super) fn as_batch(&self, parity_of: Vec<StripeIndex>) -> Batch {
+        Batch {
+            sequence: self.sequence(),
+            at: self.at,
+            len: self.len(),
+            division: self.batch.division(),
+            hold: Hold::default(),
+            parity_of,
+            void: Void::No,
+        }
     }
 
     /// Entries with their bytes, which drives of such sectors take as they are.
@@ -145,6 +159,8 @@ impl Gaps {
 pub(crate) struct LeftBatches {
     /// All batches that may not be in place, oldest first.
     pub(super) found: Vec<Found>,
+    /// Those of which too little is here, and which were acknowledged to nobody.
+    pub(super) left_out: Vec<Found>,
     /// The sequence from which that is so.
     pub(super) tail: u64,
     /// How long they were looked for, and bytes of rings that were read for it.
@@ -184,9 +200,9 @@ impl Array {
         let began = self.reactor.now();
         if journal_from >= self.journal.next_sequence() {
             // The array was stopped when all was in place.
-            let (found, gaps) = (Vec::new(), BTreeMap::new());
+            let (found, left_out, gaps) = (Vec::new(), Vec::new(), BTreeMap::new());
             let (tail, took, read_bytes, is_gone) = (journal_from, Duration::ZERO, 0, false);
-            return Ok(LeftBatches { found, tail, took, read_bytes, gaps, is_gone });
+            return Ok(LeftBatches { found, left_out, tail, took, read_bytes, gaps, is_gone });
         }
         let mut found: BTreeMap<u64, Found> = BTreeMap::new();
         let (mut ring, mut gaps, mut read_bytes) = (Ring::default(), BTreeMap::new(), 0);
@@ -206,7 +222,9 @@ impl Array {
         let tail = tails.max().unwrap_or(0).max(journal_from);
         found.retain(|sequence, _| *sequence >= tail);
         drop_replaced(&mut found);
-        found.retain(|_, one| self.unite(one) || self.may_hold_more(&gaps, &one.range()));
+        let left_out = found
+            .extract_if(.., |_, one| !self.unite(one) && !self.may_hold_more(&gaps, &one.range()));
+        let left_out = left_out.map(|(_, one)| one).collect();
         if found.values().any(Found::is_lost) {
             self.ask_stale(&mut found, journal_from).await;
             found.values_mut().for_each(|one| _ = self.unite(one));
@@ -227,7 +245,7 @@ impl Array {
             return Err(AssembleError::JournalGone { degraded });
         }
         let (found, took) = (found.into_values().collect(), self.reactor.now().since(began));
-        Ok(LeftBatches { found, tail, took, read_bytes, gaps, is_gone })
+        Ok(LeftBatches { found, left_out, tail, took, read_bytes, gaps, is_gone })
     }
 
     /// Adds what stale members have of batches whose payload is lost: by force the array may have
