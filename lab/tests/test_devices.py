@@ -20,6 +20,7 @@ from lab.place import Host
 from lab.results import Results
 from lab.run import Run
 from lab.study import Drives
+from lab.tests import needs
 
 ROOT = os.geteuid() == 0 and Path("/dev/loop-control").exists()
 MIB = 1 << 20
@@ -40,7 +41,7 @@ def done(*words: str) -> str:
     return subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip()
 
 
-@unittest.skipUnless(ROOT, "loop devices need root")
+@needs(ROOT, "loop devices need root")
 class OfAUser(unittest.TestCase):
     def setUp(self):
         directory = tempfile.TemporaryDirectory(prefix="ashlar-lab-test-")

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from lab import ledger
 from lab.results import Results
+from lab.tests import needs
 from lab.tests.test_studies import ashlar_lab, resumed, was_in_its_state
 
 US_PER_S = 1_000_000
@@ -22,7 +23,7 @@ BINARY = Path(os.environ.get("ASHLAR") or CHECKOUT / "target/release/ashlar")
 CACHE = Path(os.environ.get("ASHLAR_CACHE") or CHECKOUT / ".cache").resolve()
 
 
-@unittest.skipUnless(BINARY.exists(), f"{BINARY} is not there: run make build")
+@needs(BINARY.exists(), f"{BINARY} is not there: run make build")
 class GuestStudy(unittest.TestCase):
     def test_postgresql_on_both_sides_healthy_and_degraded(self):
         with tempfile.TemporaryDirectory(prefix="ashlar-lab-") as home:

@@ -15,6 +15,7 @@ from demo.vm import Vm, VmError
 from lab import guest_disks, guests, in_vms, nvme, paths, pinning
 from lab.ledger import Ledger
 from lab.place import Host
+from lab.tests import needs
 
 
 class Pinning(unittest.TestCase):
@@ -97,7 +98,7 @@ class Logs(unittest.TestCase):
                     self.assertFalse(logs.file.exists())
                 self.assertEqual(self.ledger.debts(), [])
 
-    @unittest.skipUnless(shutil.which("dumpe2fs", path=paths.programs()), "takes e2fsprogs")
+    @needs(shutil.which("dumpe2fs", path=paths.programs()), "takes e2fsprogs")
     def test_a_guest_writes_no_tables_while_something_is_measured(self):
         image = SimpleNamespace(root=self.home / "root.img")
         host = Host(self.ledger)

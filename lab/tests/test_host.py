@@ -23,6 +23,7 @@ from lab.nvme import NvmeDrives
 from lab.place import Host
 from lab.results import Cell, Results
 from lab.sides import ashlar
+from lab.tests import needs
 
 SECONDS_MAX = 120
 STUDY = """
@@ -51,7 +52,7 @@ depth = 4
 ROOT = os.geteuid() == 0 and Path("/dev/loop-control").exists()
 
 
-@unittest.skipUnless(ROOT, "loop devices and mounts need root")
+@needs(ROOT, "loop devices and mounts need root")
 class OnHost(unittest.TestCase):
     def setUp(self):
         directory = tempfile.TemporaryDirectory(prefix="ashlar-lab-test-")

@@ -20,6 +20,7 @@ from lab.place import Host, fresh_directory, loop, mount, remove, settle, unloop
 from lab.results import Results
 from lab.run import Refusal, Run, Session
 from lab.study import Study
+from lab.tests import needs
 
 ROOT = os.geteuid() == 0 and Path("/dev/loop-control").exists()
 
@@ -125,7 +126,7 @@ class Debts(unittest.TestCase):
             self.assertFalse(left.exists(), ends)
             self.assertEqual(session.ledger.debts(), [])
 
-    @unittest.skipUnless(ROOT, "loop devices need root")
+    @needs(ROOT, "loop devices need root")
     def test_loops_and_mounts_are_taken_down_in_order(self):
         host, file, at = Host(self.ledger), str(self.home / "disk"), str(self.home / "at")
         self.addCleanup(host.close)
@@ -142,7 +143,7 @@ class Debts(unittest.TestCase):
         self.assertEqual(ledger.loops_of(file), [])
         self.assertIsNotNone(user.wait(5))  # it worked where the mount was
 
-    @unittest.skipUnless(ROOT, "loop devices need root")
+    @needs(ROOT, "loop devices need root")
     def test_what_is_taken_down_in_order_owes_nothing(self):
         host, file, at = Host(self.ledger), str(self.home / "disk"), str(self.home / "at")
         self.addCleanup(host.close)

@@ -20,6 +20,7 @@ from lab.ledger import Ledger
 from lab.place import Host, Output
 from lab.side import Drive
 from lab.sides import raid0
+from lab.tests import needs
 
 MIB = 1 << 20
 WORDS = {"title": "t", "where": "host", "side": [{"kind": "raw", "raid0": True}],
@@ -165,8 +166,8 @@ class Made(unittest.TestCase):
         self.assertEqual(side.protection.losses, 0)
 
 
-@unittest.skipUnless(os.geteuid() == 0, "takes root")
-@unittest.skipUnless(shutil.which("qemu-system-x86_64"), "takes QEMU")
+@needs(os.geteuid() == 0, "takes root")
+@needs(shutil.which("qemu-system-x86_64"), "takes QEMU")
 class InAGuest(unittest.TestCase):
     def setUp(self):
         home = tempfile.TemporaryDirectory(prefix="ashlar-lab-test-")

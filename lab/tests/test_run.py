@@ -32,6 +32,7 @@ from lab.side import Counters, Disk, Drive, SideError
 from lab.study import Fio as FioStudy
 from lab.study import Study, StudyError
 from lab.where import Seat
+from lab.tests import needs
 
 MIB = 1 << 20
 POSTGRES = Path("/usr/lib/postgresql")
@@ -443,8 +444,10 @@ class Settings(InDirectory):
         with self.assertRaisesRegex(LoadError, "did not start in host:\nFATAL: no memory"):
             self.load("FATAL: no memory").start_server()
 
-    @unittest.skipUnless(os.geteuid() == 0 and list(POSTGRES.glob("*/bin/postgres")),
-                         "asking PostgreSQL needs it, and root")  # fmt: skip
+    @needs(
+        os.geteuid() == 0 and list(POSTGRES.glob("*/bin/postgres")),
+        "asking PostgreSQL needs it, and root",
+    )
     def test_postgresql_is_asked_before_anything_is_started(self):
         there = Host(Ledger(self.home / "ledger"))
         self.addCleanup(there.close)

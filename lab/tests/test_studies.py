@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from lab.results import Cell, Results
+from lab.tests import needs
 
 CHECKOUT = Path(__file__).parents[2]
 BINARY = Path(os.environ.get("ASHLAR") or CHECKOUT / "target/release/ashlar")
@@ -24,8 +25,8 @@ STUDIES = sorted(SHIPPED - {"postgres-guest"})
 SECONDS_MAX = 1200
 
 
-@unittest.skipUnless(os.geteuid() == 0, "takes root")
-@unittest.skipUnless(BINARY.exists(), f"{BINARY} is not there: run make build")
+@needs(os.geteuid() == 0, "takes root")
+@needs(BINARY.exists(), f"{BINARY} is not there: run make build")
 class Studies(unittest.TestCase):
     def test_each_goes_through(self):
         for name in STUDIES:
