@@ -3,9 +3,11 @@
 import csv
 from collections import Counter
 from collections.abc import Iterable
+from operator import attrgetter
 from pathlib import Path
 
 from lab import stats
+from lab.report import tables
 from lab.report.source import Source
 from lab.results import Cell
 from lab.stats import Figures, Spread, Summary
@@ -17,6 +19,9 @@ MEASURED = (
     "array_pending_bytes", "storage_cores", "daemon_cores", "guest_cores", "state_before",
     "state_after", "filled_share",
 )  # fmt: skip
+
+
+BESIDE = ("array_reads", "array_writes", "storage_cores", "daemon_cores", "guest_cores")
 
 
 def write(source: Source, directory: Path) -> list[Path]:
@@ -93,7 +98,19 @@ def of_summary(source: Source, one: Summary) -> dict:
             for name, value in spread(f"p{each:g}_ms", one.percentile_ms(each)).items()
         }
         | spread("rebuilt_percent_a_minute", one.spread(source.rebuilt))
+        | compared("of_the_other_side", *tables.of_baseline(source, one))
+        | compared("of_healthy", *tables.of_healthy(source, one))
+        | {"of_the_bare_drives": tables.efficiency(source, one)}
+        | {
+            name: value
+            for each in BESIDE
+            for name, value in spread(each, one.spread(attrgetter(f"cell.{each}"))).items()
+        }
     )
+
+
+def compared(name: str, value: Spread | None, differ: bool) -> dict:
+    return spread(name, value) | {f"{name}_is_no_chance": differ if value else None}
 
 
 def spread(name: str, value: Spread | None) -> dict:

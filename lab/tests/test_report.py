@@ -275,6 +275,23 @@ class Cautions(InADirectory):
                 its = {column: row[column] for column in place | wanted}
                 self.assertEqual(its == place | wanted, row is rows[-1], (name, row))
 
+    def test_the_summary_has_what_the_tables_compare(self):
+        source = self.known()
+        sheets.write(source, self.home)
+        with open(self.home / "summary.csv", newline="") as file:
+            rows = list(csv.DictReader(file))
+        self.assertEqual(len(rows), len(source.summaries))
+        for row, one in zip(rows, source.summaries, strict=True):
+            for name, (value, differ) in [
+                ("of_the_other_side", tables.of_baseline(source, one)),
+                ("of_healthy", tables.of_healthy(source, one)),
+            ]:
+                self.assertEqual(row[f"{name}_median"], str(value.median) if value else "")
+                self.assertEqual(row[f"{name}_is_no_chance"], str(differ) if value else "")
+        self.assertTrue(any(row["of_the_other_side_median"] for row in rows))
+        self.assertTrue(any(row["of_healthy_median"] for row in rows))
+        self.assertTrue(all(row["array_writes_median"] for row in rows))
+
     def test_faster_without_a_drive_is_the_order_or_chance(self):
         rates = RATES | {("mdraid", "degraded"): 12}
         synthetic.pgbench(self.home, STUDY, rates)
