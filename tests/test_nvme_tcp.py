@@ -7,13 +7,16 @@ they are (by a newer kernel: Debian 12's own has "# CONFIG_NVME_AUTH is not set"
 
 import contextlib
 import json
+import os
 import socket
 import subprocess
 import tempfile
+import time
 import unittest
 from pathlib import Path
 
 from demo import guest_image
+from demo.engine import Engine
 from demo.vm import Vm, working_accel
 from tests.rig import BINARY, CACHE, Rig, rig
 
@@ -26,6 +29,8 @@ HOST_ID = "6f1c2a90-5d0b-4d7e-9a3e-0c8f2b7d4e11"
 GATEWAY = "10.0.2.2"
 NETWORK = ["-netdev", "user,id=n0", "-device", "virtio-net-pci,netdev=n0,addr=0x1c"]
 SECONDS_MAX = 120
+KILLS = int(os.environ.get("ASHLAR_KILLS") or 3)
+WRITES = 20
 WRITE_AND_VERIFY = (
     "fio --name=v --filename={disk} --direct=1 --ioengine=io_uring --verify=crc32c "
     "--verify_fatal=1 --randseed=7 --iodepth=16 --rw=randwrite --bsrange=512-128k "
@@ -73,8 +78,19 @@ class Host:
         self.vm.check(f"until ls {disk} >/dev/null 2>&1; do sleep 0.1; done", 30)
         return self.vm.check(f"ls {disk}").strip()
 
+    def wait_written(self, engine: Engine) -> None:
+        """Until the daemon has taken some more writes: somebody is at work."""
+        before, end = written(engine), time.monotonic() + 60
+        while written(engine) < before + WRITES:
+            assert time.monotonic() < end, "nothing is written"
+            time.sleep(0.05)
+
     def size(self, disk: str) -> int:
         return int(self.vm.check(f"cat /sys/block/{disk.removeprefix('/dev/')}/size")) << 9
+
+
+def written(engine: Engine) -> int:
+    return engine.show("export", "show", "v")["counters"]["writes"]
 
 
 def offer(made: Rig, port: int, *words: str) -> None:
@@ -164,15 +180,38 @@ class NvmeTcp(unittest.TestCase):
             self.assertNotIn(SUBSYSTEM, found)
             self.assertIn(f'"{HOST}" is no host of "{SUBSYSTEM}"', made.log.read_text())
 
+    def test_nvme_cli_writes_compares_and_resets(self):
+        with host() as (made, its):
+            disk = its.connect()
+            controller = disk[: disk.rindex("n")]
+            its.vm.check("head -c 4096 /dev/urandom >/run/block && head -c 4096 /dev/zero >/run/none")
+            block = "-s 8 -c 7 -z 4096 -d"
+            its.nvme(f"write {disk} {block} /run/block")
+            its.nvme(f"flush {disk} -n 1")
+            its.nvme(f"compare {disk} {block} /run/block")
+            differs = its.vm.run(f"nvme compare {disk} {block} /run/none", SECONDS_MAX)
+            self.assertIn("Compare Failure", differs.text)
+            its.nvme(f"write-zeroes {disk} -n 1 -s 8 -c 7")
+            its.nvme(f"compare {disk} {block} /run/none")
+            its.nvme(f"dsm {disk} -n 1 -d -s 8 -b 8")
+            running = its.vm.spawn(WRITE_AND_VERIFY.format(disk=disk, size=24))
+            for _ in range(3):
+                its.wait_written(made.engine)
+                its.nvme(f"reset {controller}")
+            self.assertEqual(running.wait(SECONDS_MAX).rc, 0, "while the controller was reset")
+
     def test_a_killed_daemon_is_found_again(self):
         with host(options="--hdr-digest --data-digest") as (made, its):
             disk = its.connect()
             its.vm.check(WRITE_AND_VERIFY.format(disk=disk, size=16), SECONDS_MAX)
-            running = its.vm.spawn(WRITE_AND_VERIFY.format(disk=disk, size=16))
-            made.engine.kill()
-            made.engine.start()
-            self.assertEqual(running.wait(SECONDS_MAX).rc, 0, "while the daemon was killed")
-            its.vm.check(VERIFY_ONLY.format(disk=disk, size=16), SECONDS_MAX)
+            running = its.vm.spawn(WRITE_AND_VERIFY.format(disk=disk, size=16 + 8 * KILLS))
+            for _ in range(KILLS):
+                its.wait_written(made.engine)
+                made.engine.kill()
+                made.engine.start()
+            its.wait_written(made.engine)
+            self.assertEqual(running.wait(SECONDS_MAX * KILLS).rc, 0, "while the daemon was killed")
+            its.vm.check(VERIFY_ONLY.format(disk=disk, size=16 + 8 * KILLS), SECONDS_MAX)
 
 
 class Authentication(unittest.TestCase):

@@ -58,7 +58,8 @@ const NIGHTLY: [(&str, &str); 9] = [
     ("power cuts", "cargo xtask powercut --rounds 50"),
 ];
 /// How long, or how often, tests do what they do for moments otherwise.
-const LONGER: [(&str, &str); 2] = [("ASHLAR_KILL_SECONDS", "120"), ("ASHLAR_RESUMES", "50")];
+const LONGER: [(&str, &str); 3] =
+    [("ASHLAR_KILL_SECONDS", "120"), ("ASHLAR_KILLS", "50"), ("ASHLAR_RESUMES", "50")];
 /// What steps say that run side by side.
 const LOGS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../target");
 
