@@ -159,6 +159,8 @@ pub(crate) struct Journal {
     /// Counts everything that somebody may wait for.
     changes: Cell<u64>,
     pub(crate) changed: WaitList,
+    /// Of a start that has put nothing in place yet: the tail that it found.
+    found_tail: Cell<Option<u64>>,
     /// Batches that are void, and may be whole on members that were away then.
     half_void: RefCell<Vec<u64>>,
     one_by_one_until: Cell<Instant>,
@@ -214,6 +216,7 @@ impl Journal {
             hopes: Cell::new(0),
             changes: Cell::new(0),
             changed: WaitList::default(),
+            found_tail: Cell::default(),
             half_void: RefCell::default(),
             one_by_one_until: Cell::new(reactor.now()),
             last_alone: Cell::default(),
@@ -495,8 +498,8 @@ impl Journal {
     fn compose(&self, entries: &[Entry], sequence: u64, division: Option<Division>) -> Parts {
         let mut batch = Box::new(JournalBatch::blank());
         batch.array = self.identity.uuid;
-        let oldest = self.ring.borrow().front().map_or(sequence, |batch| batch.sequence);
-        batch.tail_sequence = oldest.into();
+        let oldest = || self.ring.borrow().front().map_or(sequence, |batch| batch.sequence);
+        batch.tail_sequence = self.found_tail.get().unwrap_or_else(oldest).into();
         let mut payload = Buffers::default();
         let zeroed_max = zeroed_stripes_max(self.identity.region_stripes());
         for (stored, entry) in batch.entries.iter_mut().zip(entries) {

@@ -206,9 +206,7 @@ impl Array {
         }
         ring.sort_by_key(|batch| batch.sequence);
         *self.journal.ring.borrow_mut() = ring.into();
-        for one in &left_out {
-            self.journal.void(one.sequence()).await;
-        }
+        self.journal.void_left_out(left_out.iter().map(Found::sequence), tail).await?;
         self.heal_batches(&found).await?;
         drop(found);
         self.members.set_forced(force);

@@ -28,6 +28,7 @@ mod integrity;
 mod journal_gaps;
 mod journal_gone;
 mod kept;
+mod left_out;
 mod large_writes;
 mod lost_cache;
 mod memory;

@@ -85,6 +85,22 @@ impl Journal {
         self.voids_end(&[sequence]);
     }
 
+    /// Empties batches that a start does without. It may be given up, so nothing from `tail` on is
+    /// in place for that.
+    pub(crate) async fn void_left_out(
+        &self,
+        sequences: impl Iterator<Item = u64>,
+        tail: u64,
+    ) -> Result<(), ArrayError> {
+        self.found_tail.set(Some(tail));
+        for sequence in sequences {
+            self.void(sequence).await;
+        }
+        let told = self.void_cramped().await;
+        self.found_tail.set(None);
+        told
+    }
+
     fn is_now(&self, sequence: u64, void: Void) {
         let mut ring = self.ring.borrow_mut();
         let Some(batch) = ring.iter_mut().rfind(|batch| batch.sequence == sequence) else { return };

@@ -13,7 +13,7 @@ use std::time::Duration;
 use ashlar_drive::drive::Drive;
 use ashlar_format::array_superblock::MemberState;
 use ashlar_format::journal_batch::{
-    self, BLOCK_BYTES, JournalBatch, PAYLOAD_BYTES_MAX, ring_bytes,
+    self, BLOCK_BYTES, EntryKind, JournalBatch, PAYLOAD_BYTES_MAX, StoredEntry, ring_bytes,
 };
 use ashlar_format::record::{self, RecordError, payload_checksum};
 use ashlar_format::units::{Area, MemberIndex, StripeIndex, to_usize};
@@ -27,6 +27,7 @@ use crate::error::AssembleError;
 use crate::journal::{Batch, NewData, Void, unite};
 use crate::member::{Keeper, Member};
 use crate::pending::Hold;
+use crate::verify::overlap;
 
 /// Bytes of the ring that are read at once.
 const READ_BYTES: u64 = 512 << 10;
@@ -222,9 +223,14 @@ impl Array {
         let tail = tails.max().unwrap_or(0).max(journal_from);
         found.retain(|sequence, _| *sequence >= tail);
         drop_replaced(&mut found);
-        let left_out = found
-            .extract_if(.., |_, one| !self.unite(one) && !self.may_hold_more(&gaps, &one.range()));
-        let left_out = left_out.map(|(_, one)| one).collect();
+        found.values_mut().for_each(|one| _ = self.unite(one));
+        let was_durable = |one: &Found| one.sequence() == newest || is_told_of(one, &found);
+        let is_nobodys = |one: &Found| {
+            one.is_lost() && !was_durable(one) && !self.may_hold_more(&gaps, &one.range())
+        };
+        let left_out: Vec<u64> =
+            found.values().filter(|one| is_nobodys(one)).map(Found::sequence).collect();
+        let left_out = left_out.iter().filter_map(|sequence| found.remove(sequence)).collect();
         if found.values().any(Found::is_lost) {
             self.ask_stale(&mut found, journal_from).await;
             found.values_mut().for_each(|one| _ = self.unite(one));
@@ -293,7 +299,7 @@ impl Array {
         }
     }
 
-    /// Whether of a group so few trusted members can be read at these bytes of the ring that what
+    /// Whether of a group so few trusted members could be read at these bytes of the ring that what
     /// stood there may have been acknowledged.
     fn may_hold_more(&self, gaps: &BTreeMap<MemberIndex, Gaps>, range: &Range<u64>) -> bool {
         let list = self.members.list();
@@ -301,14 +307,14 @@ impl Array {
         let group = usize::from(layout.set_members());
         list.chunks(group).zip(0..).any(|(members, number)| {
             let first = number * group;
-            let its = |i: usize| gaps.get(&MemberIndex::new(first + i));
             let is_read = |(i, member): (usize, &Member)| {
-                let has_gap = its(i).is_none_or(|gaps| gaps.has(range));
+                // Of one that died before it was read there are none.
+                let has_gap =
+                    gaps.get(&MemberIndex::new(first + i)).is_none_or(|its| its.has(range));
                 member.state == MemberState::Trusted && !has_gap
             };
             let read = members.iter().enumerate().filter(|its| is_read(*its)).count();
-            let has_gap = (0..members.len()).any(|i| its(i).is_some_and(|gaps| gaps.has(range)));
-            has_gap && members.len() - read > layout.tolerated().into()
+            members.len() - read > layout.tolerated().into()
         })
     }
 
@@ -429,6 +435,21 @@ fn keep(found: &mut BTreeMap<u64, Found>, mut one: Found) {
             found.insert(one.sequence(), one);
         }
     }
+}
+
+/// Whether parity is found that belongs to data of this batch: so it was durable.
+fn is_told_of(one: &Found, found: &BTreeMap<u64, Found>) -> bool {
+    let entries = || found.values().flat_map(|other| other.batch.entries());
+    let parity = || entries().filter(|its| its.kind().is_ok_and(EntryKind::is_parity));
+    let is_its = |parity: &StoredEntry, data: &StoredEntry| {
+        let rows = |its: &StoredEntry| its.row.get()..its.row.get().saturating_add(its.len.get());
+        (parity.oldest.get()..=parity.newest.get()).contains(&one.sequence())
+            && parity.stripe == data.stripe
+            && matches!(data.kind(), Ok(EntryKind::Data | EntryKind::Moved))
+            && parity.chunks.get().checked_shr(data.position.into()).is_some_and(|its| its & 1 == 1)
+            && overlap(&rows(parity), &rows(data))
+    };
+    one.batch.entries().iter().any(|data| parity().any(|parity| is_its(parity, data)))
 }
 
 /// Drops batches whose places later ones have: they were void when these came.
