@@ -2,7 +2,7 @@
 //! is refused, and leaves what there is for another.
 //! Method: a destage is cut off before its data is in place; a member's share of the batch rots,
 //! another member is away, and comes back.
-#![allow(clippy::unwrap_used, reason = "a test")]
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
 
 use std::os::unix::fs::FileExt;
 
