@@ -116,7 +116,7 @@ class Engine:
     def show(self, *words: str):
         return json.loads(self.ashlar(*words, "-o", "json"))
 
-    def attach_drive(self, name: str, path: Path, force: bool = False) -> None:
+    def attach_drive(self, name: str, path: Path | str, force: bool = False) -> None:
         self.ashlar("drive", "attach", str(path), "--name", name, *(["--force"] if force else []))
 
     def pull_drive(self, name: str) -> None:

@@ -38,13 +38,14 @@ class Rig:
     def drive_path(self, name: str) -> Path:
         return self.directory / f"{name}.img"
 
-    def attach(self, *names: str) -> None:
+    def attach(self, *names: str, kind: str = "") -> None:
+        """`kind`: of a test drive over the file, such as `lossy:`."""
         for name in names:
             path = self.drive_path(name)
             if not path.exists():
                 with open(path, "wb") as drive:
                     drive.truncate(DRIVE_BYTES)
-            self.engine.attach_drive(name, path)
+            self.engine.attach_drive(name, f"{kind}{path}")
 
     def make_export(
         self, level: str, members: int, size_bytes: int, integrity: bool = False
