@@ -104,7 +104,7 @@ class Vm:
         self,
         image: GuestImage,
         vhost_sockets: list[str | Path] = (),
-        memory: str = "1G",
+        memory: str | None = "1G",  # None: `qemu_options` have it
         cpus: int = 2,
         accel: str | None = None,  # "kvm", "tcg", or found out by trying
         queues: int | None = None,  # of each disk; one per CPU if not given
@@ -225,13 +225,10 @@ class Vm:
         """Disks under test sit in the first PCI slots, so that the guest names them vda, vdb, …"""
         qmp, *ports = fds
         accel = "kvm" if self.accel == "kvm" else "tcg,thread=multi"
-        slots = f",slots={self.memory_slots},maxmem={MEMORY_MAX}" if self.memory_slots else ""
         command = [
             self.program, "-nodefaults", "-no-user-config", "-no-reboot", "-nographic",
             "-machine", "q35", "-accel", accel, "-cpu", CPU[self.accel],
-            "-smp", str(self.cpus), "-m", self.memory + slots,
-            "-object", f"{self.memory_kind()},id=memory,size={self.memory},share=on",
-            "-numa", "node,memdev=memory",
+            "-smp", str(self.cpus), *self.memory_options(),
             "-kernel", str(self.image.kernel), "-initrd", str(self.image.initrd),
             "-append", f"{KERNEL_OPTIONS} {self.kernel_options}",
             "-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console",
@@ -259,6 +256,16 @@ class Vm:
                 "-device", f"virtserialport,chardev=port{number},nr={number + 1}",
             ]  # fmt: skip
         return command + self.qemu_options
+
+    def memory_options(self) -> list[str]:
+        if self.memory is None:
+            return []
+        slots = f",slots={self.memory_slots},maxmem={MEMORY_MAX}" if self.memory_slots else ""
+        return [
+            "-m", self.memory + slots,
+            "-object", f"{self.memory_kind()},id=memory,size={self.memory},share=on",
+            "-numa", "node,memdev=memory",
+        ]  # fmt: skip
 
     def memory_kind(self) -> str:
         assert not (self.memory_path and self.huge_pages), "one kind of memory"

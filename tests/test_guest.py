@@ -4,6 +4,7 @@ Method: a real kernel in QEMU, fio with crc32c verification, drives pulled and r
 the daemon stopped and killed.
 """
 
+import shlex
 import tempfile
 import time
 import unittest
@@ -57,6 +58,28 @@ class Guest(unittest.TestCase):
             zeroes = "dd if=/dev/vda bs=1M count=16 iflag=direct status=none | tr -d '\\0' | wc -c"
             self.assertEqual(vm.check(zeroes).split()[-1], "0")
             vm.shutdown()
+
+    def test_it_boots_from_the_options_that_are_printed(self):
+        with rig() as made:
+            made.make_export("5", 3, VOLUME_BYTES >> 1)
+            made.engine.create_volume("w", "a", 32 << 20)
+            nbd = str(made.directory / "w.sock")
+            made.engine.ashlar("export", "create", "w", "--volume", "w", "--kind", "nbd", "--path", nbd)
+            printed = [made.engine.ashlar("export", "show", name, "--qemu") for name in "vw"]
+            options = shlex.split(" ".join(printed).replace("4G", "512M"))
+            image = guest_image.build(CACHE, lambda text: None)
+            log = made.directory / "console.log"
+            guest = vm.Vm(image, memory=None, qemu_options=options, log=log)
+            made.cleanup.callback(guest.close)
+            guest.start()
+            sizes = guest.check("for disk in /dev/vd?; do blockdev --getsize64 $disk; done").split()
+            self.assertLessEqual({str(VOLUME_BYTES >> 1), str(32 << 20)}, set(sizes))
+            for disk, size in zip(guest.disks(), sizes, strict=True):
+                if int(size) in (VOLUME_BYTES >> 1, 32 << 20):
+                    write = WRITE_AND_VERIFY.replace("/dev/vda", disk).format(size=8)
+                    guest.check(write, timeout=120)
+            for name in "vw":
+                self.assertGreater(made.engine.show("export", "show", name)["counters"]["writes"], 0)
 
     def test_verified_through_loss_and_rebuild(self):
         for level, members in [("5", 5), ("6", 6), ("10", 4)]:
