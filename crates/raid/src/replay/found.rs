@@ -23,7 +23,7 @@ use ashlar_reactor::executor::Reactor;
 use super::Piece;
 use crate::array::Array;
 use crate::assemble::JournalMark;
-use crate::error::AssembleError;
+use crate::error::{ArrayError, AssembleError};
 use crate::journal::{Batch, NewData, Void, unite};
 use crate::member::{Keeper, Member};
 use crate::pending::Hold;
@@ -157,6 +157,7 @@ impl Gaps {
 }
 
 /// What a crash left in the journals.
+#[derive(Default)]
 pub(crate) struct LeftBatches {
     /// All batches that may not be in place, oldest first.
     pub(super) found: Vec<Found>,
@@ -201,9 +202,7 @@ impl Array {
         let began = self.reactor.now();
         if journal_from >= self.journal.next_sequence() {
             // The array was stopped when all was in place.
-            let (found, left_out, gaps) = (Vec::new(), Vec::new(), BTreeMap::new());
-            let (tail, took, read_bytes, is_gone) = (journal_from, Duration::ZERO, 0, false);
-            return Ok(LeftBatches { found, left_out, tail, took, read_bytes, gaps, is_gone });
+            return Ok(LeftBatches { tail: journal_from, ..LeftBatches::default() });
         }
         let mut found: BTreeMap<u64, Found> = BTreeMap::new();
         let (mut ring, mut gaps, mut read_bytes) = (Ring::default(), BTreeMap::new(), 0);
@@ -219,21 +218,29 @@ impl Array {
             })?;
             gaps.insert(keeper.index, ring.gaps.clone());
         }
+        // They have died since they were counted.
+        if self.may_hold_more(&gaps, &(0..0)) {
+            return Err(ArrayError::Lost.into());
+        }
         let tails = found.values().map(|one| one.batch.tail_sequence.get());
         let tail = tails.max().unwrap_or(0).max(journal_from);
         found.retain(|sequence, _| *sequence >= tail);
         drop_replaced(&mut found);
-        found.values_mut().for_each(|one| _ = self.unite(one));
+        found.values_mut().for_each(|one| self.unite(one));
+        let may_count = |one: &Found| self.may_hold_more(&gaps, &one.range());
         let was_durable = |one: &Found| one.sequence() == newest || is_told_of(one, &found);
-        let is_nobodys = |one: &Found| {
-            one.is_lost() && !was_durable(one) && !self.may_hold_more(&gaps, &one.range())
-        };
-        let left_out: Vec<u64> =
-            found.values().filter(|one| is_nobodys(one)).map(Found::sequence).collect();
+        let lost = found.values().filter(|one| one.is_lost() && !may_count(one));
+        let (gone, left_out): (Vec<&Found>, Vec<&Found>) = lost.partition(|one| was_durable(one));
+        if let Some(gone) = gone.first().filter(|_| !force) {
+            // Superblocks of this start would not say that it was durable.
+            let stripe = gone.batch.entries().first().map_or(0, |its| its.stripe.get());
+            return Err(AssembleError::Journal { stripe });
+        }
+        let left_out: Vec<u64> = left_out.into_iter().map(Found::sequence).collect();
         let left_out = left_out.iter().filter_map(|sequence| found.remove(sequence)).collect();
         if found.values().any(Found::is_lost) {
-            self.ask_stale(&mut found, journal_from).await;
-            found.values_mut().for_each(|one| _ = self.unite(one));
+            self.ask_stale(&mut found, journal_from, may_count).await;
+            found.values_mut().for_each(|one| self.unite(one));
         }
         let ring_bytes = self.journal.ring_bytes();
         let is_doubtful = |at: u64| {
@@ -258,7 +265,12 @@ impl Array {
     /// gone on without a member that has it. Of other batches they say nothing that counts, nor of
     /// those that were acknowledged to nobody: a start before may have done without these, and have
     /// stored parity of what else there was.
-    async fn ask_stale(&self, found: &mut BTreeMap<u64, Found>, journal_from: u64) {
+    async fn ask_stale(
+        &self,
+        found: &mut BTreeMap<u64, Found>,
+        journal_from: u64,
+        may_count: impl Fn(&Found) -> bool,
+    ) {
         let (mut ring, mut theirs) = (Ring::default(), BTreeMap::new());
         for keeper in self.members.stale_here() {
             self.read_ring(&keeper.drive, keeper.areas.journal, &mut ring).await;
@@ -274,8 +286,8 @@ impl Array {
             }
         }
         for (sequence, one) in theirs {
-            let known = found.get(&sequence);
-            if known.is_some_and(|known| known.is_lost() && known.is_like(&one)) {
+            let is_it = |known: &Found| known.is_lost() && known.is_like(&one) && may_count(known);
+            if found.get(&sequence).is_some_and(is_it) {
                 keep(found, one);
             }
         }
@@ -343,15 +355,14 @@ impl Array {
         Ok(())
     }
 
-    /// Makes the payload of its shares. False: it is lost.
-    fn unite(&self, one: &mut Found) -> bool {
+    /// Makes the payload of its shares. Else it is lost.
+    fn unite(&self, one: &mut Found) {
         if let Some(division) = one.batch.division().filter(|_| one.payload.is_none()) {
             one.payload = unite(&self.reactor, self.kernels, &one.batch, division, &one.shares);
             if one.payload.is_some() {
                 one.shares = Vec::new();
             }
         }
-        !one.is_lost()
     }
 
     /// What cannot be read is zero, and so no batch.
