@@ -259,6 +259,7 @@ class Vm:
 
     def memory_options(self) -> list[str]:
         if self.memory is None:
+            assert not (self.memory_path or self.huge_pages or self.memory_slots)
             return []
         slots = f",slots={self.memory_slots},maxmem={MEMORY_MAX}" if self.memory_slots else ""
         return [

@@ -13,6 +13,7 @@ import subprocess
 import tempfile
 import time
 import unittest
+from collections.abc import Iterator
 from pathlib import Path
 
 from demo import guest_image
@@ -53,7 +54,7 @@ class Host:
         accel = working_accel(image)
         if newer:
             image = guest_image.build(CACHE, recipe=guest_image.NEW_KERNEL)
-        self.port = port
+        self.port, self.engine = port, made.engine
         self.options = f"-t tcp -a {GATEWAY} -s {port} --hostnqn {HOST} --hostid {HOST_ID} {options}"
         log = made.directory / "console.log"
         self.vm = Vm(image, memory="512M", accel=accel, log=log, qemu_options=NETWORK)
@@ -78,12 +79,20 @@ class Host:
         self.vm.check(f"until ls {disk} >/dev/null 2>&1; do sleep 0.1; done", 30)
         return self.vm.check(f"ls {disk}").strip()
 
-    def wait_written(self, engine: Engine) -> None:
-        """Until the daemon has taken some more writes: somebody is at work."""
-        before, end = written(engine), time.monotonic() + 60
-        while written(engine) < before + WRITES:
-            assert time.monotonic() < end, "nothing is written"
-            time.sleep(0.05)
+    def writing(self, disk: str, size: int) -> Iterator[None]:
+        """Writes and verifies without end; each turn once the daemon has taken some more writes."""
+        command = WRITE_AND_VERIFY.format(disk=disk, size=size)
+        running = self.vm.spawn(f"while [ ! -e /run/enough ]; do {command} || exit 1; done")
+        try:
+            while True:
+                before, end = written(self.engine), time.monotonic() + SECONDS_MAX
+                while written(self.engine) < before + WRITES:
+                    assert running.running and time.monotonic() < end, "nothing is written"
+                    time.sleep(0.05)
+                yield
+        finally:
+            self.vm.check("touch /run/enough")
+            assert running.wait(3 * SECONDS_MAX).rc == 0, "what was written is not there"
 
     def size(self, disk: str) -> int:
         return int(self.vm.check(f"cat /sys/block/{disk.removeprefix('/dev/')}/size")) << 9
@@ -184,7 +193,8 @@ class NvmeTcp(unittest.TestCase):
         with host() as (made, its):
             disk = its.connect()
             controller = disk[: disk.rindex("n")]
-            its.vm.check("head -c 4096 /dev/urandom >/run/block && head -c 4096 /dev/zero >/run/none")
+            for name, source in [("block", "urandom"), ("none", "zero")]:
+                its.vm.check(f"head -c 4096 /dev/{source} >/run/{name}")
             block = "-s 8 -c 7 -z 4096 -d"
             its.nvme(f"write {disk} {block} /run/block")
             its.nvme(f"flush {disk} -n 1")
@@ -194,24 +204,23 @@ class NvmeTcp(unittest.TestCase):
             its.nvme(f"write-zeroes {disk} -n 1 -s 8 -c 7")
             its.nvme(f"compare {disk} {block} /run/none")
             its.nvme(f"dsm {disk} -n 1 -d -s 8 -b 8")
-            running = its.vm.spawn(WRITE_AND_VERIFY.format(disk=disk, size=24))
-            for _ in range(3):
-                its.wait_written(made.engine)
-                its.nvme(f"reset {controller}")
-            self.assertEqual(running.wait(SECONDS_MAX).rc, 0, "while the controller was reset")
+            with contextlib.closing(its.writing(disk, 16)) as turns:
+                for _ in range(3):
+                    next(turns)
+                    its.nvme(f"reset {controller}")
+                next(turns)
 
     def test_a_killed_daemon_is_found_again(self):
         with host(options="--hdr-digest --data-digest") as (made, its):
             disk = its.connect()
             its.vm.check(WRITE_AND_VERIFY.format(disk=disk, size=16), SECONDS_MAX)
-            running = its.vm.spawn(WRITE_AND_VERIFY.format(disk=disk, size=16 + 8 * KILLS))
-            for _ in range(KILLS):
-                its.wait_written(made.engine)
-                made.engine.kill()
-                made.engine.start()
-            its.wait_written(made.engine)
-            self.assertEqual(running.wait(SECONDS_MAX * KILLS).rc, 0, "while the daemon was killed")
-            its.vm.check(VERIFY_ONLY.format(disk=disk, size=16 + 8 * KILLS), SECONDS_MAX)
+            with contextlib.closing(its.writing(disk, 16)) as turns:
+                for _ in range(KILLS):
+                    next(turns)
+                    made.engine.kill()
+                    made.engine.start()
+                next(turns)
+            its.vm.check(VERIFY_ONLY.format(disk=disk, size=16), SECONDS_MAX)
 
 
 class Authentication(unittest.TestCase):

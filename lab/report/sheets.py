@@ -98,7 +98,8 @@ def of_summary(source: Source, one: Summary) -> dict:
             for name, value in spread(f"p{each:g}_ms", one.percentile_ms(each)).items()
         }
         | spread("rebuilt_percent_a_minute", one.spread(source.rebuilt))
-        | compared("of_the_other_side", *tables.of_baseline(source, one))
+        | {"baseline": source.baseline}
+        | compared("of_baseline", *tables.of_baseline(source, one))
         | compared("of_healthy", *tables.of_healthy(source, one))
         | {"of_the_bare_drives": tables.efficiency(source, one)}
         | {

@@ -1,7 +1,7 @@
 """Goal: of a user's drives, none is overwritten that somebody uses, that carries anything and was
 not given away, or that is another one than it was.
 
-Method: loop devices of our own, with root; else it is skipped.
+Method: loop devices of our own, with root; else it is skipped, but in CI fails.
 """
 
 import contextlib

@@ -2,7 +2,8 @@
 leaves nothing behind, also when it is interrupted in the middle of a load.
 
 Method: small drive files; each side by itself under a load of fio, and the command as it is, in a
-process that is sent signals. Takes root and the programs of `make lab`, else it is skipped.
+process that is sent signals. Takes root and the programs of `make lab`, else it is skipped; in CI
+it fails.
 """
 
 import json

@@ -283,14 +283,23 @@ class Cautions(InADirectory):
         self.assertEqual(len(rows), len(source.summaries))
         for row, one in zip(rows, source.summaries, strict=True):
             for name, (value, differ) in [
-                ("of_the_other_side", tables.of_baseline(source, one)),
+                ("of_baseline", tables.of_baseline(source, one)),
                 ("of_healthy", tables.of_healthy(source, one)),
             ]:
                 self.assertEqual(row[f"{name}_median"], str(value.median) if value else "")
                 self.assertEqual(row[f"{name}_is_no_chance"], str(differ) if value else "")
-        self.assertTrue(any(row["of_the_other_side_median"] for row in rows))
+        self.assertTrue(any(row["of_baseline_median"] for row in rows))
         self.assertTrue(any(row["of_healthy_median"] for row in rows))
         self.assertTrue(all(row["array_writes_median"] for row in rows))
+        synthetic.fio(self.home)
+        source = Source.read(self.home)
+        sheets.write(source, self.home)
+        with open(self.home / "summary.csv", newline="") as file:
+            rows = list(csv.DictReader(file))
+        shares = [tables.efficiency(source, one) for one in source.summaries]
+        told = ["" if share is None else str(share) for share in shares]
+        self.assertEqual([row["of_the_bare_drives"] for row in rows], told)
+        self.assertTrue(any(told))
 
     def test_faster_without_a_drive_is_the_order_or_chance(self):
         rates = RATES | {("mdraid", "degraded"): 12}

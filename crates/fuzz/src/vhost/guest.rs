@@ -99,6 +99,9 @@ impl FrontEnd {
         }
         let table = TABLES + self.choices.below(256) * 4096;
         for (place, piece) in (0..).zip(pieces) {
+            // In such a table of a packed ring they follow each other anyway.
+            let next = if self.is_packed() { NEXT } else { 0 };
+            let piece = Piece { flags: piece.flags & !next, ..piece };
             self.describe(table + place * 16, piece, place + 1);
         }
         vec![Piece { address: table, len: CHAIN * 16, flags: INDIRECT }]
@@ -143,15 +146,15 @@ impl FrontEnd {
     /// Of a split ring: a table of requests, and some of them made available, mostly once all
     /// before are used.
     pub(super) fn make_split(&mut self, queue: usize) {
+        if self.in_flight(queue) > 0 && !self.choices.chance(1, 16) {
+            return;
+        }
         let ring = queue as u64 * RING_BYTES;
         let requests = REQUESTS_SPLIT.min(self.ring_size / CHAIN).max(1);
         for first in (0..requests).map(|request| request * CHAIN) {
             for (index, piece) in (first..).zip(self.make_chain()) {
                 self.describe(ring + index * 16, piece, index + 1);
             }
-        }
-        if self.in_flight(queue) > 0 && !self.choices.chance(1, 16) {
-            return;
         }
         for _ in 0..1 + self.choices.below(8) {
             let slot = u64::from(self.available[queue]) % self.ring_size.min(1024);
@@ -191,7 +194,7 @@ impl FrontEnd {
         if self.packed[queue].wrap { IS_AVAILABLE } else { IS_USED }
     }
 
-    fn advance(&mut self, queue: usize) {
+    pub(super) fn advance(&mut self, queue: usize) {
         let ring = &mut self.packed[queue];
         ring.next += 1;
         if ring.next == self.ring_size {

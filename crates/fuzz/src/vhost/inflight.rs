@@ -27,19 +27,19 @@ pub(super) fn bytes(ring_size: u64) -> u64 {
 impl FrontEnd {
     /// Each queue has a section that is blank, has a request in flight, or says anything.
     pub(super) fn leave_in_flight(&mut self) {
-        for queue in 0..u64::from(QUEUES) {
+        for queue in 0..QUEUES.into() {
             let section = match self.choices.below(4) {
                 0 => continue,
                 1 => (0..256).map(|_| self.choices.byte()).collect(),
-                _ if self.is_packed() => self.packed_section(),
+                _ if self.is_packed() => self.packed_section(queue),
                 _ => {
                     // The ring has it still.
-                    self.make_split(queue as usize);
-                    self.split_section()
+                    self.make_split(queue);
+                    self.split_section(queue)
                 }
             };
             // Memory takes it.
-            let _ = self.region.write_all_at(&section, queue * queue_bytes(self.ring_size));
+            let _ = self.region.write_all_at(&section, queue as u64 * queue_bytes(self.ring_size));
         }
     }
 
@@ -51,11 +51,12 @@ impl FrontEnd {
         section
     }
 
-    /// The request of the first descriptor, and mostly another one.
-    fn split_section(&mut self) -> Vec<u8> {
+    /// The request of the first descriptor, and mostly another one, if as many are available.
+    fn split_section(&mut self, queue: usize) -> Vec<u8> {
         let mut section = self.section();
-        let second = self.choices.below(4) * CHAIN;
-        for (count, head) in [0, second].into_iter().enumerate() {
+        let heads = [0, self.choices.below(4) * CHAIN];
+        let available = usize::from(self.available[queue]);
+        for (count, head) in heads.into_iter().take(available).enumerate() {
             let entry = SPLIT_HEADER + head * SPLIT_ENTRY;
             note(&mut section, entry, &[1]);
             self.note_u64(&mut section, entry + 8, count as u64);
@@ -64,8 +65,10 @@ impl FrontEnd {
     }
 
     /// A request in the first entries, which have its descriptors, and the others free.
-    fn packed_section(&mut self) -> Vec<u8> {
+    fn packed_section(&mut self, queue: usize) -> Vec<u8> {
         let mut section = self.section();
+        // The guest goes on behind it.
+        (0..CHAIN).for_each(|_| self.advance(queue));
         // The free list's head, new and old; the used index, and its wrap counter.
         self.note_u16(&mut section, 12, CHAIN);
         self.note_u16(&mut section, 14, CHAIN);
