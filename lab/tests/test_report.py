@@ -44,6 +44,12 @@ RATES = {
 }
 
 
+def rows_of(sheet: Path) -> list[dict]:
+    with open(sheet, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+
 class InADirectory(unittest.TestCase):
     def setUp(self):
         directory = tempfile.TemporaryDirectory()
@@ -268,8 +274,7 @@ class Cautions(InADirectory):
             ("cells.csv", {"error": "the guest did not come up", "per_second": ""}),
             ("summary.csv", {"repeats": "0", "cells_without_figures": "1"}),
         ]:
-            with open(self.home / name, newline="") as file:
-                rows = list(csv.DictReader(file))
+            rows = rows_of(self.home / name)
             self.assertEqual(len(rows), 4, name)
             for row in rows:
                 its = {column: row[column] for column in place | wanted}
@@ -278,8 +283,7 @@ class Cautions(InADirectory):
     def test_the_summary_has_what_the_tables_compare(self):
         source = self.known()
         sheets.write(source, self.home)
-        with open(self.home / "summary.csv", newline="") as file:
-            rows = list(csv.DictReader(file))
+        rows = rows_of(self.home / "summary.csv")
         self.assertEqual(len(rows), len(source.summaries))
         for row, one in zip(rows, source.summaries, strict=True):
             for name, (value, differ) in [
@@ -294,8 +298,7 @@ class Cautions(InADirectory):
         synthetic.fio(self.home)
         source = Source.read(self.home)
         sheets.write(source, self.home)
-        with open(self.home / "summary.csv", newline="") as file:
-            rows = list(csv.DictReader(file))
+        rows = rows_of(self.home / "summary.csv")
         shares = [tables.efficiency(source, one) for one in source.summaries]
         told = ["" if share is None else str(share) for share in shares]
         self.assertEqual([row["of_the_bare_drives"] for row in rows], told)
@@ -643,15 +646,13 @@ class Whole(InADirectory):
         self.check_sheets(page.parent)
 
     def check_sheets(self, directory: Path):
-        with open(directory / "cells.csv", newline="") as file:
-            rows = list(csv.DictReader(file))
+        rows = rows_of(directory / "cells.csv")
         self.assertEqual(len(rows), 4)
         self.assertEqual((rows[0]["side"], rows[0]["per_second"]), ("ashlar", "20.0"))
         self.assertEqual((rows[0]["mean_ms"], rows[0]["p95_ms"]), ("50.5", "95.0"))
-        with open(directory / "over-time.csv", newline="") as file:
-            self.assertEqual(len(list(csv.DictReader(file))), 400)
-        with open(directory / "latencies.csv", newline="") as file:
-            told = {row["percent"]: row["latency_ms"] for row in csv.DictReader(file)}
+        self.assertEqual(len(rows_of(directory / "over-time.csv")), 400)
+        latencies = rows_of(directory / "latencies.csv")
+        told = {row["percent"]: row["latency_ms"] for row in latencies}
         self.assertEqual((told["1"], told["100"]), ("1.0", "100.0"))
 
     def test_a_later_row_may_have_more_columns(self):

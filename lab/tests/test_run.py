@@ -31,8 +31,8 @@ from lab.schedule import blocks
 from lab.side import Counters, Disk, Drive, SideError
 from lab.study import Fio as FioStudy
 from lab.study import Study, StudyError
-from lab.where import Seat
 from lab.tests import needs
+from lab.where import Seat
 
 MIB = 1 << 20
 POSTGRES = Path("/usr/lib/postgresql")

@@ -44,8 +44,7 @@ async fn is_refused_and_kept(reactor: &Reactor, steer: &Steer, absent: usize, ro
         let home = areas.journal.offset + at;
         pair.file(&drives[rotten]).write_all_at(&[0xee; 4096], home).unwrap();
     }
-    let here: Vec<_> = drives.iter().enumerate().filter(|(index, _)| *index != absent).collect();
-    let here: Vec<_> = here.into_iter().map(|(_, drive)| drive).collect();
+    let here: Vec<_> = (0..MEMBERS).filter(|its| *its != absent).map(|its| &drives[its]).collect();
     let known = pair.known();
     let options = || AssembleOptions { known: known.clone(), ..AssembleOptions::default() };
     for _ in 0..2 {
