@@ -9,7 +9,8 @@ has it: unmounted, and mounted again with `degraded`; loads rest meanwhile. And 
 answered with errors on Linux 6.18.
 
 On that kernel PostgreSQL does not start on a degraded RAID 5: each fsync is answered with an I/O
-error, as is that of `dd conv=fsync` into a new file. Such a cell fails, and is told as that.
+error, as is that of `dd conv=fsync` into a new file. Once, what fio wrote to a degraded RAID 5,
+without any error, was read as zeroes. Such a cell fails, and is told as that.
 """
 
 from contextlib import ExitStack
