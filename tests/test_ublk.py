@@ -144,22 +144,30 @@ class Ublk(unittest.TestCase):
             else:
                 self.assertIn("create it again with --id 0", error)
             made.ashlar("export delete u")
+            vm.check("cp -a /run/state /run/other")
             made.ashlar("export create u --volume v --kind ublk --id 0 --block 4K")
             self.assertEqual(vm.check("cat /sys/block/ublkb0/size"), f"{LARGER_BYTES >> 9}\n")
             self.assertEqual(setting(made, "logical_block_size"), "4096")
 
-            # A daemon that knows nothing of it takes up what is this volume's.
+            # A daemon that has had the array all the time takes up what is this volume's.
             made.stop_daemon("KILL")
             made.start_daemon("other")
             self.assertTrue(device_is_there(made))
+            made.wait_state("optimal")
+            create = "export create w --volume v --kind ublk --id"
+            self.assertIn("use --block 4096", made.refusal(f"{create} 0"))
+            made.ashlar(f"{create} 0 --block 4096")
+            self.assertEqual(made.show("export show w")["place"], DEVICE)
+
+            # One that knows nothing cannot tell whether another host had it meanwhile.
+            made.stop_daemon("KILL")
+            made.start_daemon("third")
             attach(made)
             made.ashlar("array start --scan")
-            create = "export create w --volume v --kind ublk --id 0"
-            self.assertIn("use --block 4096", made.refusal(create))
-            made.ashlar(f"{create} --block 4096")
-            self.assertEqual(made.show("export show w")["place"], DEVICE)
+            self.assertIn("choose another --id", made.refusal(f"{create} 0 --block 4096"))
+            made.ashlar(f"{create} 1")
             made.ashlar("export delete w")
-            self.assertFalse(device_is_there(made))
+            self.assertTrue(device_is_there(made))
             made.stop_daemon()
 
     def refusals(self, made: Guest) -> None:
