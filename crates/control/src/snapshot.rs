@@ -90,6 +90,7 @@ pub struct ArraySnapshot {
     pub members: Vec<MemberSnapshot>,
     pub volumes: Vec<VolumeSnapshot>,
     pub settings: Settings,
+    pub atomic_bytes: u32,
     pub integrity: bool,
     pub journal: JournalFill,
     pub replayed: Option<JournalReplay>,
@@ -187,6 +188,7 @@ pub fn snapshot(pool: &Pool) -> ArraySnapshot {
         members: status.members.iter().map(|its| member(its, &status.scrub)).collect(),
         volumes: volumes.collect(),
         settings: settings(&status),
+        atomic_bytes: atomic_bytes(&status),
         integrity: status.integrity,
         journal: journal(&status.journal),
         replayed: status.replayed.map(replayed),
@@ -203,6 +205,17 @@ pub fn snapshot(pool: &Pool) -> ArraySnapshot {
         scrub: scrub(pool, &status.scrub),
         counters: counters(&status.counters, status.worked),
         traffic: traffic(&status.traffic),
+    }
+}
+
+/// Writes up to so many bytes are there as a whole after a power cut, or not at all. In place,
+/// where all goes while a stripe waits for resync, they may be torn between any two sectors.
+pub fn atomic_bytes(status: &raid::ArrayStatus) -> u32 {
+    match status.policy {
+        format::Policy::Journal if status.unsynced_stripes == 0 => {
+            status.settings.atomic_bytes(status.needs.sector_bytes)
+        }
+        format::Policy::Journal | format::Policy::Bitmap | format::Policy::None => 0,
     }
 }
 

@@ -19,7 +19,7 @@ use std::ops::RangeInclusive;
 use ashlar_reactor::nvme::command::Command;
 use ashlar_reactor::nvme::fabrics::ANY_CONTROLLER;
 use daemon::Daemon;
-use host::{Choice, End, HOST, Wire};
+use host::{Choice, End, HOST, Host, Wire};
 
 const SUBSYSTEM: &str = "nqn.2026-01.example:disks";
 const NAMESPACES: u32 = 8;
@@ -133,4 +133,39 @@ fn an_array_that_cannot_start_keeps_no_host_of_another_waiting() {
     daemon.start_again();
     let (_admin, found) = connect(at);
     assert_eq!(found, [1, 2, 3]);
+}
+
+/// Up to how many blocks a write is atomic across a power failure (NVM Express Base 2.0, NAWUPF).
+fn blocks_atomic(admin: &mut Wire) -> u32 {
+    let (status, page) = admin.run(Command::identify_namespace(1), 4096);
+    assert!(status.is_success());
+    u32::from(u16::from_le_bytes([page[36], page[37]])) + 1
+}
+
+#[test]
+fn hosts_hear_what_is_atomic_once_no_stripe_waits_for_resync() {
+    // Large enough for a resync that takes a while.
+    let mut daemon = Daemon::start();
+    (0..3).for_each(|n| drop(daemon.ok(&format!("drive attach @/d{n}.img --size 192M"))));
+    daemon.create_array("a", "5", 3);
+    daemon.ok("array set a --policy none --rebuild-share 5");
+    let at = free_port();
+    daemon.ok("volume create v --array a --size 256M");
+    let place = format!("--kind nvme-tcp --listen {at} --nqn {SUBSYSTEM}");
+    daemon.ok(&format!("export create e --volume v {place}"));
+    let mut host = Host::connect(at, SUBSYSTEM, Choice::PLAIN);
+    (0..64).for_each(|region| host.write(1, region * 4096, &[7; 4096]));
+    drop(host);
+    daemon.kill();
+    daemon.start_again();
+
+    let (mut admin, _) = connect(at);
+    daemon.ok("array set a --policy journal");
+    daemon.wait_for("array show a", |array| array["resync"].is_object());
+    assert_eq!(blocks_atomic(&mut admin), 1);
+    assert!(daemon.json("array show a")["resync"].is_object(), "it is over too soon");
+    daemon.ok("array set a --rebuild-share 100");
+    admin.next().unwrap();
+    assert_eq!(blocks_atomic(&mut admin), 128);
+    assert!(daemon.json("array show a")["resync"].is_null());
 }

@@ -5,11 +5,9 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
-use ashlar_format::array_superblock::Policy;
 use ashlar_pool::offer::Offer;
 use ashlar_pool::pool::Pool;
 use ashlar_pool::volume::Volume;
-use ashlar_raid::status::ArrayStatus;
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::join::join_all;
 use ashlar_reactor::registry::Key;
@@ -29,6 +27,7 @@ use crate::name::check_name;
 use crate::placement;
 use crate::refusal::{Answer, Refusal};
 use crate::served::{Label, Served, beside, forget, is_standing, user};
+use crate::snapshot::atomic_bytes;
 use crate::socket;
 
 /// Bytes of a virtio block device's serial number.
@@ -688,14 +687,6 @@ fn publish(
             let atomic_bytes = atomic_bytes(&pool.array().status());
             Ok(Published { key, uuid, disk, atomic_bytes })
         }
-    }
-}
-
-/// What the policy keeps; in place, a write may be torn between any two sectors.
-pub(super) fn atomic_bytes(status: &ArrayStatus) -> u32 {
-    match status.policy {
-        Policy::Journal => status.settings.atomic_bytes(status.needs.sector_bytes),
-        Policy::Bitmap | Policy::None => 0,
     }
 }
 

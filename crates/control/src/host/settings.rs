@@ -7,9 +7,9 @@ use ashlar_raid::status::ArrayStatus;
 
 use crate::api::array::Array as Shown;
 use crate::api::settings::{Policy, SettingsChange};
-use crate::host::exports::atomic_bytes;
 use crate::host::{Host, translate};
 use crate::refusal::{Answer, Refusal};
+use crate::snapshot::atomic_bytes;
 
 impl Host {
     pub async fn set_array(&self, name: &str, change: SettingsChange) -> Answer<Shown> {

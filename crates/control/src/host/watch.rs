@@ -49,6 +49,8 @@ pub struct Seen {
     told: BTreeSet<(String, String)>,
     /// Drives that are missing since the start, and tried again.
     reopened: BTreeMap<String, Reopening>,
+    /// Arrays whose initiators are to hear which writes are atomic now.
+    untold: BTreeSet<Uuid>,
     /// The catalog could not be written.
     unsaved: bool,
 }
@@ -95,8 +97,12 @@ impl Host {
         let is_unsaved = self.look(|state| state.unsaved.is_some());
         let mut saved = if is_unsaved { self.save() } else { Ok(()) };
         for (uuid, snapshot) in &now {
-            if let Some(before) = seen.arrays.get(uuid) {
+            let before = seen.arrays.get(uuid);
+            if let Some(before) = before {
                 log_changes(&self.array_name(*uuid), before, snapshot);
+            }
+            if before.is_none_or(|its| its.atomic_bytes != snapshot.atomic_bytes) {
+                seen.untold.insert(*uuid);
             }
             if self.news_of(snapshot).is_some() {
                 saved = saved.and(self.keep_generation(*uuid).await);
@@ -109,6 +115,7 @@ impl Host {
             tracing::error!("{}", refusal.line());
         }
         seen.unsaved = saved.is_err();
+        self.tell_what_is_atomic(seen).await;
         self.watch_replaced(seen, &now);
         for array in self.note_absences(&now) {
             self.mend(array).await;
@@ -118,6 +125,23 @@ impl Host {
         let silent = before.into_iter().filter(|(uuid, _)| seen.silent.contains(uuid));
         seen.arrays.extend(silent);
         self.watch_exports(seen).await;
+    }
+
+    /// Lets initiators know what is atomic where that has changed by itself: a resync has ended,
+    /// say. A change that is under way may be about the same: then at the next look.
+    async fn tell_what_is_atomic(&self, seen: &mut Seen) {
+        let Ok(_turn) = self.changes.try_lock() else { return };
+        for array in std::mem::take(&mut seen.untold) {
+            let running = self.look(|state| state.arrays.get(&array).copied());
+            let Some(running) = running else { continue };
+            let told = match self.snapshot(running).await {
+                Ok(now) => self.tell_exports_what_is_atomic(running, now.atomic_bytes).await,
+                Err(refusal) => Err(refusal),
+            };
+            if told.is_err() {
+                seen.untold.insert(array);
+            }
+        }
     }
 
     /// Says of drives that came back too late that they are not used.
