@@ -24,8 +24,9 @@ use ashlar_reactor::traffic::{self, Kind, Passage, Traffic};
 
 use crate::budget::Budget;
 use crate::limits::{RateLimits, Throttle, Toll, Wanted};
-use crate::neighbours::{self, Asking};
+use crate::neighbours::Asking;
 use crate::request::{Answer, Operation, Request, Status};
+use crate::share::Share;
 
 /// Most reactors that serve one export.
 pub const PARTS_MAX: u16 = 16;
@@ -102,6 +103,7 @@ pub(crate) struct Disk {
     serial: [u8; SERIAL_BYTES],
     write_through: Cell<bool>,
     throttle: Throttle,
+    share: Rc<Share>,
     budget: Budget,
     counters: Cell<Counters>,
     traffic: Traffic,
@@ -139,6 +141,12 @@ impl From<ArrayError> for Undone {
     }
 }
 
+impl Drop for Disk {
+    fn drop(&mut self) {
+        self.share.close();
+    }
+}
+
 impl Disk {
     /// `parts`: how many reactors have one for this export.
     pub(crate) fn new(
@@ -156,6 +164,7 @@ impl Disk {
             serial,
             write_through: Cell::new(false),
             throttle: Throttle::new(reactor, limits),
+            share: Share::new(reactor),
             budget: Budget::new(reactor, BYTES_IN_FLIGHT_MAX / u64::from(parts)),
             counters: Cell::default(),
             traffic: Traffic::default(),
@@ -219,18 +228,18 @@ impl Disk {
         self.counters.set(counters);
     }
 
-    /// Does one request from beginning to end. As [`Disk::serve_in`], it is to be pinned.
+    /// Does one request from beginning to end, of who keeps to its share of a turn by itself. As
+    /// [`Disk::serve_in`], it is to be pinned.
     pub(crate) async fn serve(&self, request: Request) -> Answer {
-        let turn = self.turn(Toll::of(&request.operation)).await;
+        let turn = self.arrive(&|| true);
+        self.throttle.admit(Toll::of(&request.operation), turn.wanted).await;
         pin!(self.serve_in(turn, request)).await
     }
 
     /// Waits until a request may begin, which is taken up now.
     #[inline]
     pub(crate) async fn turn(&self, toll: Toll) -> Turn<'_> {
-        let turn = self.arrive(&|| true);
-        self.throttle.admit(toll, turn.wanted).await;
-        turn
+        self.turn_while(&|| true, toll).await.expect("it is wanted")
     }
 
     /// The same. `None`: it is not wanted any more. One that is wanted no more later on, and could
@@ -242,13 +251,15 @@ impl Disk {
         toll: Toll,
     ) -> Option<Turn<'a>> {
         let turn = self.arrive(wanted);
-        self.throttle.admit(toll, wanted).await.then_some(turn)
+        let may_begin =
+            self.throttle.admit(toll, wanted).await && self.share.begin(toll, wanted).await;
+        may_begin.then_some(turn)
     }
 
     /// A request is there: its time begins.
     fn arrive<'a>(&'a self, wanted: Wanted<'a>) -> Turn<'a> {
         let began = self.reactor.turn_time();
-        neighbours::note(self.own_number(), began);
+        self.share.note(began);
         let _passages = [self.traffic.enter(), self.reactor.traffic().enter()];
         Turn { began, wanted, _passages }
     }
@@ -263,11 +274,7 @@ impl Disk {
 
     /// Whether the reactor was lately asked for something by other exports, too.
     pub(crate) fn has_neighbours(&self) -> bool {
-        neighbours::are_beside(self.own_number(), self.reactor.turn_time())
-    }
-
-    fn own_number(&self) -> usize {
-        std::ptr::from_ref(self).addr()
+        self.share.has_neighbours()
     }
 
     /// Does a request that has waited for its turn. What does it is large, and `await` would move

@@ -1,4 +1,5 @@
-//! Goal: zeroing is paid for where zeroes have to be written, bit by bit, and is free elsewhere.
+//! Goal: zeroing is paid for where zeroes have to be written, bit by bit, and is free elsewhere; an
+//! export that is not alone begins its share in a turn.
 //! Method: an array of modelled drives that refuse to zero, in virtual time, with a limit of one
 //! MiB a second.
 
@@ -186,5 +187,25 @@ fn zeroing_that_nobody_wants_any_more_ends_early() {
         assert_eq!((byte(&disk, 4096).await, byte(&disk, end).await), (0, 7));
         assert_eq!(disk.counters().errors, 0);
         assert!(disk.turn_while(&wanted, Toll::Write(0)).await.is_none());
+    });
+}
+
+#[test]
+fn requests_that_come_at_once_begin_in_turns_beside_others() {
+    run(|disk| async move {
+        let (reactor, began) = (disk.reactor().clone(), Rc::new(Cell::new(0)));
+        let beside = Share::new(&reactor);
+        beside.note(reactor.turn_time());
+        for _ in 0..100 {
+            let (disk, began) = (disk.clone(), began.clone());
+            reactor.spawn(async move {
+                let _turn = disk.turn(Toll::Read(MIB)).await;
+                began.set(began.get() + 1);
+            });
+        }
+        reactor.yield_now().await;
+        assert_eq!(began.get(), 1, "it is larger than a share");
+        reactor.sleep(Duration::from_secs(1)).await;
+        assert_eq!(began.get(), 100);
     });
 }

@@ -292,7 +292,8 @@ impl File {
 
     async fn perform(&self, operation: Operation) -> Result<(), Errno> {
         let (is_change, permit) = (is_change(&operation), Permit::new(0));
-        let answer = pin!(self.disk.serve(Request { operation, permit })).await;
+        let turn = self.disk.turn(Toll::of(&operation)).await;
+        let answer = pin!(self.disk.serve_in(turn, Request { operation, permit })).await;
         // Also if it failed: some of it may be there.
         if is_change {
             self.note_change();

@@ -38,6 +38,7 @@ use ashlar_reactor::wait_list::WaitList;
 use crate::disk::{Disk, Trouble, UNTOLD_MAX};
 use crate::limits::Toll;
 use crate::request::{Answer, Operation, Status};
+use crate::share::{REQUEST_BYTES_MIN, cost_bytes};
 use crate::vhost::QUEUES_MAX;
 use crate::vhost::bell::Bell;
 use crate::vhost::block::{BlockRequest, parse, status_byte, written};
@@ -58,8 +59,6 @@ const WRITTEN_USUAL: usize = 4;
 const _: () = assert!(WORKERS_MAX as u32 <= u128::BITS);
 /// Most chains that one queue pops in one turn of the reactor.
 const POPS_PER_TURN_MAX: u16 = 32;
-/// A request counts as no less: so many bytes are copied in the time that one without any takes.
-const REQUEST_BYTES_MIN: u64 = 4096;
 /// What one queue may take in one turn. A larger request is taken whole, and the queue then sits
 /// out the turns that it has had in advance (deficit round robin: Shreedhar and Varghese, SIGCOMM
 /// 1995).
@@ -414,7 +413,8 @@ impl Queue {
         if self.alarm.has_rung() {
             request.request.operation = Operation::Refuse(Status::Failed);
         }
-        self.credit.set(credit.saturating_sub_unsigned(cost_bytes(&request.request.operation)));
+        let toll = Toll::of(&request.request.operation);
+        self.credit.set(credit.saturating_sub_unsigned(cost_bytes(toll)));
         self.in_flight.set(self.in_flight.get() + 1);
         self.note_written(worker, &chain, &request.request.operation);
         Ok(Some(request))
@@ -496,15 +496,6 @@ impl Queue {
             self.rouse();
         }
         self.end_task();
-    }
-}
-
-fn cost_bytes(operation: &Operation) -> u64 {
-    match Toll::of(operation) {
-        Toll::Read(bytes) | Toll::Write(bytes) | Toll::MoreWritten(bytes) => {
-            bytes.max(REQUEST_BYTES_MIN)
-        }
-        Toll::None => REQUEST_BYTES_MIN,
     }
 }
 
