@@ -25,7 +25,7 @@ use crate::neighbours;
 pub(crate) const REQUEST_BYTES_MIN: u64 = 4096;
 /// What an export may begin in a turn beside others. More than of a ring: answers leave once in a
 /// turn, by a system call.
-const TURN_BYTES: u64 = 16 * REQUEST_BYTES_MIN;
+const TURN_BYTES: u64 = 32 * REQUEST_BYTES_MIN;
 
 /// What a request takes of a share.
 pub(crate) fn cost_bytes(toll: Toll) -> u64 {
