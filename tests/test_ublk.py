@@ -1,15 +1,17 @@
 """Goal: a volume is a block device of the host that runs the daemon, and whatever happens to the
 daemon is a pause for whoever uses it: no error, and nothing that was written is lost.
 
-Method: a kernel with ublk_drv in a guest with NVMe drives, the daemon in it, and fio and XFS on the
-device. fio writes and verifies all the while that the daemon is killed and replaced, and a drive is
+Method: a kernel with ublk_drv in a guest with NVMe drives, the daemon in it, and fio, XFS and
+PostgreSQL on the device. fio writes and verifies all the while that the daemon is killed and replaced, and a drive is
 taken out.
 """
 
+import os
 import time
 import unittest
 
 from demo import guest_image
+from demo.postgres import AS_POSTGRES, DATABASE, Postgres
 from tests.rig import BINARY
 from tests.test_nvme import DRIVES, SECONDS_MAX, Guest, guest
 
@@ -17,6 +19,10 @@ DEVICE = "/dev/ublkb0"
 QUEUE = "/sys/block/ublkb0/queue"
 VOLUME_BYTES = 320 << 20  # XFS takes 300 MiB or more
 LARGER_BYTES = 384 << 20
+CLIENTS = 4
+KILLS = int(os.environ.get("ASHLAR_KILLS") or 3)
+COMMITS = 20  # between two kills: fewer would mean little
+COMMITTED = "cat /run/log.* 2>/dev/null | wc -l"  # a line for each that pgbench was told of
 # Writes and verifies over and over, until it is told to stop: an error, or a byte that is not what
 # was written, ends it with a status. The device is open also between two rounds.
 LOAD = (
@@ -168,6 +174,45 @@ class Ublk(unittest.TestCase):
             made.ashlar(f"{create} 1")
             made.ashlar("export delete w")
             self.assertTrue(device_is_there(made))
+            made.stop_daemon()
+
+    def test_postgresql_loses_no_commit(self):
+        with guest(recipe=guest_image.NEW_KERNEL, programs=(BINARY,)) as made:
+            vm = made.vm
+            vm.check("modprobe ublk_drv && modprobe xfs && chmod 777 /run")
+            started(made)
+            made.ashlar("export create u --volume v --kind ublk --id 0")
+            postgres = Postgres(vm, DEVICE)
+            postgres.create()
+            postgres.load(1, lambda line: None, SECONDS_MAX)
+            load = f"pgbench -n -c {CLIENTS} -T 3600 -l --log-prefix=/run/log {DATABASE}"
+            running = vm.spawn(f"exec {AS_POSTGRES} {load}")
+            committed = lambda: int(vm.check(COMMITTED))
+            for kill in range(KILLS + 1):
+                before, deadline = committed(), time.monotonic() + SECONDS_MAX
+                while committed() < before + COMMITS:
+                    assert running.running, running.wait().text
+                    assert time.monotonic() < deadline, "nothing is committed"
+                    time.sleep(0.2)
+                if kill == KILLS:
+                    # The server goes with the daemon, in the middle of it all.
+                    vm.check("kill -KILL $(busybox pidof postgres)")
+                made.stop_daemon("KILL")
+                made.start_daemon("state")
+            running.wait(SECONDS_MAX)
+            acknowledged = committed()
+            postgres.start()
+            accounts, branches, tellers, history, rows = postgres.balances()
+            self.assertEqual({accounts, branches, tellers}, {history})
+            self.assertGreaterEqual(rows, acknowledged)
+            self.assertLessEqual(rows, acknowledged + CLIENTS)
+            postgres.amcheck(SECONDS_MAX)
+            postgres.stop()
+            vm.check("umount /data")
+            its = made.show("export show u")
+            self.assertEqual((its["counters"]["errors"], its["error"]), (0, None), its)
+            made.scrub_is_clean()
+            made.ashlar("export delete u")
             made.stop_daemon()
 
     def refusals(self, made: Guest) -> None:

@@ -12,13 +12,12 @@ const SIM: &str = "cargo xtask sim --seeds 2000";
 const SINGLE_FAULTS: &str = "cargo xtask sim --enumerate 101";
 
 /// Real kernels, and PostgreSQL on this one, on the release build. By hand: the rest of
-/// `tests.test_nvme`, `tests.test_migrate` (it needs a newer QEMU than Debian's own),
-/// `tests.test_powercut.Cut`, and what needs a newer kernel (`tests.test_ublk`,
-/// `tests.test_nvme_tcp.Authentication`).
+/// `tests.test_nvme`, `tests.test_migrate` (it needs a newer QEMU than Debian's own), and
+/// `tests.test_powercut.Cut`.
 const GUESTS: &str = "python3 -W ignore -m unittest -v tests.test_guest tests.test_host \
                       tests.test_memory tests.test_resume tests.test_remote \
                       tests.test_nvme.Nvme.test_one_array_two_ways_to_it \
-                      tests.test_nvme_tcp.NvmeTcp tests.test_powercut.Judge";
+                      tests.test_nvme_tcp tests.test_ublk tests.test_powercut.Judge";
 
 /// Name of a step, and its command line.
 type Step<'a> = (&'a str, &'a str);
