@@ -2,8 +2,8 @@
 daemon is a pause for whoever uses it: no error, and nothing that was written is lost.
 
 Method: a kernel with ublk_drv in a guest with NVMe drives, the daemon in it, and fio, XFS and
-PostgreSQL on the device. fio writes and verifies all the while that the daemon is killed and replaced, and a drive is
-taken out.
+PostgreSQL on the device. They write all the while that the daemon is killed and replaced, and fio
+also while a drive is taken out.
 """
 
 import os
@@ -21,7 +21,7 @@ VOLUME_BYTES = 320 << 20  # XFS takes 300 MiB or more
 LARGER_BYTES = 384 << 20
 CLIENTS = 4
 KILLS = int(os.environ.get("ASHLAR_KILLS") or 3)
-COMMITS = 20  # between two kills: fewer would mean little
+COMMITS = 20  # between two kills, and more: pgbench writes its log in blocks
 COMMITTED = "cat /run/log.* 2>/dev/null | wc -l"  # a line for each that pgbench was told of
 # Writes and verifies over and over, until it is told to stop: an error, or a byte that is not what
 # was written, ends it with a status. The device is open also between two rounds.
@@ -186,18 +186,22 @@ class Ublk(unittest.TestCase):
             postgres.create()
             postgres.load(1, lambda line: None, SECONDS_MAX)
             load = f"pgbench -n -c {CLIENTS} -T 3600 -l --log-prefix=/run/log {DATABASE}"
-            running = vm.spawn(f"exec {AS_POSTGRES} {load}")
+            said: list[str] = []
+            running = vm.spawn(f"exec {AS_POSTGRES} {load} 2>&1", said.append)
             committed = lambda: int(vm.check(COMMITTED))
             for kill in range(KILLS + 1):
                 before, deadline = committed(), time.monotonic() + SECONDS_MAX
                 while committed() < before + COMMITS:
-                    assert running.running, running.wait().text
+                    assert running.running and not any("abort" in line for line in said), said
                     assert time.monotonic() < deadline, "nothing is committed"
                     time.sleep(0.2)
-                if kill == KILLS:
-                    # The server goes with the daemon, in the middle of it all.
-                    vm.check("kill -KILL $(busybox pidof postgres)")
-                made.stop_daemon("KILL")
+                if kill < KILLS:
+                    made.stop_daemon("KILL")
+                else:  # and the server with it
+                    vm.check(
+                        "pid=$(busybox pidof ashlar); kill -KILL $(busybox pidof postgres) $pid; "
+                        "while [ -e /proc/$pid ]; do sleep 0.1; done"
+                    )
                 made.start_daemon("state")
             running.wait(SECONDS_MAX)
             acknowledged = committed()

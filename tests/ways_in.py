@@ -3,8 +3,8 @@
     python3 -m tests.ways_in [ROUNDS]          # beside qemu-storage-daemon, on this machine
     python3 -m tests.ways_in nvmet [ROUNDS]    # beside Linux's NVMe/TCP target, in a guest
 
-Targets run on CPU 0 and who asks on CPU 1: on a machine that is idle otherwise. All take turns,
-round after round; a ratio is that of one turn. It wants `cargo build --release -p ashlar-control`
+Targets run on CPU 0 (Linux's own where packets come in), and who asks on CPU 1: on a machine that
+is idle otherwise. All take turns, round after round; a ratio is that of one turn. It wants `cargo build --release -p ashlar-control`
 and `cargo build --release -p xtask --examples`, and root for FUSE.
 
 RAID 5 of drives of memory here, without redundancy there: a file in memory (`aio=threads`), brd.
@@ -20,15 +20,16 @@ import time
 from pathlib import Path
 
 from demo import child
-from tests.rig import CHECKOUT, Rig, rig
-from tests.test_nvme import BINARY, SECONDS_MAX, TOOLS, Guest
+from tests.rig import BINARY, CHECKOUT, Rig, rig
+from tests.test_nvme import SECONDS_MAX, TOOLS, Guest
 from tests.test_nvme_tcp import free_port
 
 NVME_IO = CHECKOUT / "target/release/examples/nvme_tcp_io"
 NQN = "nqn.2026-01.example:ways-in"
 SECONDS = 3
 DEPTHS = (1, 32, 127)
-MIB = 64  # that are read by NVMe/TCP
+MIB = 256  # that are read
+GUEST_MIB = 64  # the same, in a guest
 FIO_DEPTHS = (1, 32)
 OURS, THEIRS = "ashlar", "other"
 NVMET = f"""set -e; modprobe nvmet-tcp; modprobe brd rd_nr=1 rd_size=262144
@@ -72,7 +73,7 @@ def iops_of_client(said: str) -> float:
 
 def fio(*words: str) -> float:
     command = [
-        "taskset", "-c", "1", "fio", "--name=x", "--direct=1", "--bs=4k", "--size=256M",
+        "taskset", "-c", "1", "fio", "--name=x", "--direct=1", "--bs=4k", f"--size={MIB}M",
         f"--runtime={SECONDS}", "--time_based", "--ramp_time=1", "--output-format=json", *words,
     ]  # fmt: skip
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
@@ -88,7 +89,7 @@ def storage_daemon(made: Rig) -> tuple[str, Path]:
     command = ["taskset", "-c", "0", "qemu-storage-daemon"]
     for name in ("nbd", "fuse"):
         backing = directory / name
-        backing.write_bytes(os.urandom(256 << 20))
+        backing.write_bytes(os.urandom(MIB << 20))
         os.truncate(backing, 1 << 30)
         made.cleanup.callback(backing.unlink)
         command += ["--blockdev", f"driver=file,filename={backing},node-name={name},aio=threads"]
@@ -163,7 +164,7 @@ def beside_linux(rounds: int) -> None:
         for _ in range(rounds):
             for depth in DEPTHS:
                 for whose, port in [(OURS, 4421), (THEIRS, 4420)]:
-                    words = f"127.0.0.1:{port} {NQN} 1 {depth} {SECONDS} read {MIB}"
+                    words = f"127.0.0.1:{port} {NQN} 1 {depth} {SECONDS} read {GUEST_MIB}"
                     said = made.vm.check(f"{TOOLS}/nvme_tcp_io {words}", SECONDS_MAX)
                     table.add(f"nvme-tcp read, depth {depth}", whose, iops_of_client(said))
         print(f"Linux {made.vm.check('uname -r').strip()}, accelerated by {made.vm.accel}")

@@ -133,6 +133,7 @@ class OnHost(unittest.TestCase):
         try:
             found = load.verify()
         except LoadError as wrong:
+            self.assertIn("is not what is read", str(wrong))
             found = [str(wrong)]
         self.assertTrue(not found or side.name == "btrfs", found)
 

@@ -2,6 +2,7 @@
 //! run beside the control plane's own thread.
 
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -47,6 +48,8 @@ pub struct Served {
     /// `None` once it was stopped.
     export: Arc<Mutex<Owned>>,
     place: Option<Arc<dyn Place>>,
+    /// What initiators were told last: see [`Label`].
+    atomic_bytes: Arc<AtomicU32>,
     /// What was seen there last.
     lost: Arc<Mutex<Option<String>>>,
 }
@@ -77,16 +80,22 @@ impl Served {
         let cores = parts.iter().map(|part| part.core.clone()).collect();
         let (limits, ports) = (RateLimits::new(rates(limits)), ports.clone());
         let access = access(&front)?;
-        let its = limits.clone();
+        let (its, atomic_bytes) = (limits.clone(), label.atomic_bytes);
         let started = beside(move || start(front, label, (its, access), parts, &ports, handed));
         let export = started.await?.map_err(refusal)?;
-        Ok(Served::of(cores, limits, export))
+        Ok(Served::of(cores, limits, export, atomic_bytes))
     }
 
-    fn of(cores: Vec<Sender>, limits: Arc<RateLimits>, export: Box<dyn Export>) -> Served {
+    fn of(
+        cores: Vec<Sender>,
+        limits: Arc<RateLimits>,
+        export: Box<dyn Export>,
+        atomic_bytes: u32,
+    ) -> Served {
         let place = export.place();
         let export = Arc::new(Mutex::new(Some(export)));
-        Served { cores, limits, export, place, lost: Arc::default() }
+        let atomic_bytes = Arc::new(AtomicU32::new(atomic_bytes));
+        Served { cores, limits, export, place, atomic_bytes, lost: Arc::default() }
     }
 
     /// Listens for who will want a volume whose array is away: see [`VhostExport::wait`].
@@ -109,7 +118,7 @@ impl Served {
         let KnownDisk { bytes, discard_bytes } = disk;
         let facts = DiskFacts { bytes, discard_bytes };
         let started = beside(move || VhostExport::wait(facts, spec, handed)).await?;
-        Ok(Served::of(Vec::new(), limits, Box::new(started.map_err(refusal)?)))
+        Ok(Served::of(Vec::new(), limits, Box::new(started.map_err(refusal)?), 0))
     }
 
     /// Looks whether the export can be found, for [`Served::lost`]. Waits for the file system that
@@ -154,9 +163,15 @@ impl Served {
         beside(move || lock(&export).iter().for_each(|export| export.resized())).await
     }
 
+    /// So many bytes initiators were told last.
+    pub fn atomic_bytes(&self) -> u32 {
+        self.atomic_bytes.load(Ordering::Relaxed)
+    }
+
     /// Writes up to so many bytes are atomic from now on.
     pub async fn set_atomic_bytes(&self, bytes: u32) -> Answer<()> {
         let export = self.export.clone();
+        self.atomic_bytes.store(bytes, Ordering::Relaxed);
         beside(move || lock(&export).iter().for_each(|export| export.set_atomic_bytes(bytes))).await
     }
 

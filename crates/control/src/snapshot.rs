@@ -90,6 +90,7 @@ pub struct ArraySnapshot {
     pub members: Vec<MemberSnapshot>,
     pub volumes: Vec<VolumeSnapshot>,
     pub settings: Settings,
+    /// What holds now; the settings have what is wanted.
     pub atomic_bytes: u32,
     pub integrity: bool,
     pub journal: JournalFill,

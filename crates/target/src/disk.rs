@@ -25,8 +25,8 @@ use ashlar_reactor::traffic::{self, Kind, Passage, Traffic};
 use crate::budget::Budget;
 use crate::limits::{RateLimits, Throttle, Toll, Wanted};
 use crate::neighbours::Asking;
+use crate::quantum::Quantum;
 use crate::request::{Answer, Operation, Request, Status};
-use crate::share::Share;
 
 /// Most reactors that serve one export.
 pub const PARTS_MAX: u16 = 16;
@@ -103,7 +103,7 @@ pub(crate) struct Disk {
     serial: [u8; SERIAL_BYTES],
     write_through: Cell<bool>,
     throttle: Throttle,
-    share: Rc<Share>,
+    quantum: Rc<Quantum>,
     budget: Budget,
     counters: Cell<Counters>,
     traffic: Traffic,
@@ -143,7 +143,7 @@ impl From<ArrayError> for Undone {
 
 impl Drop for Disk {
     fn drop(&mut self) {
-        self.share.close();
+        self.quantum.close();
     }
 }
 
@@ -164,7 +164,7 @@ impl Disk {
             serial,
             write_through: Cell::new(false),
             throttle: Throttle::new(reactor, limits),
-            share: Share::new(reactor),
+            quantum: Quantum::new(reactor),
             budget: Budget::new(reactor, BYTES_IN_FLIGHT_MAX / u64::from(parts)),
             counters: Cell::default(),
             traffic: Traffic::default(),
@@ -228,15 +228,15 @@ impl Disk {
         self.counters.set(counters);
     }
 
-    /// Does one request from beginning to end, of who keeps to its share of a turn by itself. As
-    /// [`Disk::serve_in`], it is to be pinned.
+    /// Does one request from beginning to end, as soon as limits let it: for a ring, of which few
+    /// are popped in a turn. As [`Disk::serve_in`], it is to be pinned.
     pub(crate) async fn serve(&self, request: Request) -> Answer {
         let turn = self.arrive(&|| true);
         self.throttle.admit(Toll::of(&request.operation), turn.wanted).await;
-        pin!(self.serve_in(turn, request)).await
+        pin!(self.carry_out(turn, request)).await
     }
 
-    /// Waits until a request may begin, which is taken up now.
+    /// Waits until limits let a request begin, which is taken up now.
     #[inline]
     pub(crate) async fn turn(&self, toll: Toll) -> Turn<'_> {
         self.turn_while(&|| true, toll).await.expect("it is wanted")
@@ -251,15 +251,13 @@ impl Disk {
         toll: Toll,
     ) -> Option<Turn<'a>> {
         let turn = self.arrive(wanted);
-        let may_begin =
-            self.throttle.admit(toll, wanted).await && self.share.begin(toll, wanted).await;
-        may_begin.then_some(turn)
+        self.throttle.admit(toll, wanted).await.then_some(turn)
     }
 
     /// A request is there: its time begins.
     fn arrive<'a>(&'a self, wanted: Wanted<'a>) -> Turn<'a> {
         let began = self.reactor.turn_time();
-        self.share.note(began);
+        self.quantum.note(began);
         let _passages = [self.traffic.enter(), self.reactor.traffic().enter()];
         Turn { began, wanted, _passages }
     }
@@ -274,13 +272,20 @@ impl Disk {
 
     /// Whether the reactor was lately asked for something by other exports, too.
     pub(crate) fn has_neighbours(&self) -> bool {
-        self.share.has_neighbours()
+        self.quantum.has_neighbours()
     }
 
     /// Does a request that has waited for its turn. What does it is large, and `await` would move
     /// it first: callers pin it where it is made.
     #[inline]
     pub(crate) async fn serve_in(&self, turn: Turn<'_>, request: Request) -> Answer {
+        match self.quantum.begin(Toll::of(&request.operation), turn.wanted).await {
+            true => pin!(self.carry_out(turn, request)).await,
+            false => request.permit.complete(Status::Failed, 0),
+        }
+    }
+
+    async fn carry_out(&self, turn: Turn<'_>, request: Request) -> Answer {
         let Request { operation, permit } = request;
         let (began, asked) = (turn.began, asked(&operation));
         let (status, bytes) = match self.perform(operation, turn.wanted).await {

@@ -10,7 +10,7 @@ pub mod request;
 mod budget;
 pub mod limits;
 mod neighbours;
-mod share;
+mod quantum;
 pub mod disk;
 pub mod handed;
 pub mod secrets;

@@ -7,7 +7,7 @@ use ashlar_reactor::backend::Instant;
 
 /// How long an export is a neighbour for after it was asked for something. A guest that asks now
 /// and then is one to whom each wait matters.
-const LATELY: Duration = Duration::from_millis(10);
+pub(crate) const LATELY: Duration = Duration::from_millis(10);
 
 thread_local! {
     /// A reactor is a thread.

@@ -554,8 +554,8 @@ fn outdated(id: u32) -> ExportError {
     ExportError::Spec(format!(
         "another host may have had the volume since /dev/{device} was left, and what its users \
          know is old: take the device away with `ashlar export delete EXPORT --force`, which gives \
-         them errors, and create the export anew; where no daemon knows its export any more, \
-         choose another --id: this one goes when the host is started again"
+         them errors, and create the export anew. If no daemon knows its export any more, choose \
+         another --id; this device goes when the host is started again"
     ))
 }
 

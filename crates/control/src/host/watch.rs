@@ -15,6 +15,7 @@ use crate::catalog::{KnownArray, KnownDrive};
 use crate::device::OpenDevice;
 use crate::host::Host;
 use crate::host::arrays::last_drives;
+use crate::host::cores::Reports;
 use crate::host::drives::{Reopened, reopen};
 use crate::host::show::is_replaced;
 use crate::refusal::{Answer, Refusal, RefusalKind};
@@ -49,8 +50,6 @@ pub struct Seen {
     told: BTreeSet<(String, String)>,
     /// Drives that are missing since the start, and tried again.
     reopened: BTreeMap<String, Reopening>,
-    /// Arrays whose initiators are to hear which writes are atomic now.
-    untold: BTreeSet<Uuid>,
     /// The catalog could not be written.
     unsaved: bool,
 }
@@ -97,12 +96,8 @@ impl Host {
         let is_unsaved = self.look(|state| state.unsaved.is_some());
         let mut saved = if is_unsaved { self.save() } else { Ok(()) };
         for (uuid, snapshot) in &now {
-            let before = seen.arrays.get(uuid);
-            if let Some(before) = before {
+            if let Some(before) = seen.arrays.get(uuid) {
                 log_changes(&self.array_name(*uuid), before, snapshot);
-            }
-            if before.is_none_or(|its| its.atomic_bytes != snapshot.atomic_bytes) {
-                seen.untold.insert(*uuid);
             }
             if self.news_of(snapshot).is_some() {
                 saved = saved.and(self.keep_generation(*uuid).await);
@@ -115,7 +110,6 @@ impl Host {
             tracing::error!("{}", refusal.line());
         }
         seen.unsaved = saved.is_err();
-        self.tell_what_is_atomic(seen).await;
         self.watch_replaced(seen, &now);
         for array in self.note_absences(&now) {
             self.mend(array).await;
@@ -125,23 +119,6 @@ impl Host {
         let silent = before.into_iter().filter(|(uuid, _)| seen.silent.contains(uuid));
         seen.arrays.extend(silent);
         self.watch_exports(seen).await;
-    }
-
-    /// Lets initiators know what is atomic where that has changed by itself: a resync has ended,
-    /// say. A change that is under way may be about the same: then at the next look.
-    async fn tell_what_is_atomic(&self, seen: &mut Seen) {
-        let Ok(_turn) = self.changes.try_lock() else { return };
-        for array in std::mem::take(&mut seen.untold) {
-            let running = self.look(|state| state.arrays.get(&array).copied());
-            let Some(running) = running else { continue };
-            let told = match self.snapshot(running).await {
-                Ok(now) => self.tell_exports_what_is_atomic(running, now.atomic_bytes).await,
-                Err(refusal) => Err(refusal),
-            };
-            if told.is_err() {
-                seen.untold.insert(array);
-            }
-        }
     }
 
     /// Says of drives that came back too late that they are not used.
@@ -197,6 +174,35 @@ impl Host {
             tracing::info!(export, "its guest has gone");
         }
         seen.connected = connected;
+        self.tell_what_is_atomic(&seen.arrays, &reports).await;
+    }
+
+    /// Lets initiators know which writes are atomic where they were told otherwise: a resync has
+    /// ended, say. At the next look, if a change is under way, which may be about the same, or if
+    /// a reactor does not answer, which would be waited for.
+    async fn tell_what_is_atomic(&self, arrays: &BTreeMap<Uuid, ArraySnapshot>, reports: &Reports) {
+        let is_untold = |array: Uuid, holds: u32| {
+            let exports = self.exports_of(array);
+            let told = |name: &str| self.served(name).map(|(served, _)| served.atomic_bytes());
+            let answers =
+                |name: &str| self.cores_of(name).iter().all(|it| reports.contains_key(it));
+            exports.iter().any(|(name, _)| told(name).is_some_and(|told| told != holds))
+                && exports.iter().all(|(name, _)| answers(name))
+        };
+        let untold = arrays.iter().filter(|(array, its)| is_untold(**array, its.atomic_bytes));
+        let untold: Vec<Uuid> = untold.map(|(array, _)| *array).collect();
+        if untold.is_empty() {
+            return;
+        }
+        let Ok(_turn) = self.changes.try_lock() else { return };
+        for array in untold {
+            let running = self.look(|state| state.arrays.get(&array).copied());
+            let Some(running) = running else { continue };
+            // As it is now: who has set it meanwhile has told them.
+            if let Ok(ArraySnapshot { atomic_bytes, .. }) = self.snapshot(running).await {
+                let _ = self.tell_exports_what_is_atomic(running, atomic_bytes).await;
+            }
+        }
     }
 
     /// Stores what is new of an array, also while a change is under way: that may take long, and a

@@ -303,7 +303,8 @@ async fn given(
     }
 }
 
-/// Does one request on the volume that waits for no turn; `failed`: what its failure is called.
+/// Does one request on the volume that has not waited for a turn; `failed`: what its failure is
+/// called.
 async fn do_on(
     namespace: &Namespace,
     operation: Operation,

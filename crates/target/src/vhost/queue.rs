@@ -37,8 +37,8 @@ use ashlar_reactor::wait_list::WaitList;
 
 use crate::disk::{Disk, Trouble, UNTOLD_MAX};
 use crate::limits::Toll;
+use crate::quantum::{REQUEST_BYTES_MIN, cost_bytes};
 use crate::request::{Answer, Operation, Status};
-use crate::share::{REQUEST_BYTES_MIN, cost_bytes};
 use crate::vhost::QUEUES_MAX;
 use crate::vhost::bell::Bell;
 use crate::vhost::block::{BlockRequest, parse, status_byte, written};

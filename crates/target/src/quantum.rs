@@ -1,11 +1,11 @@
-//! An export's share of a turn of its reactor, for requests that come as tasks: from sockets and
-//! files. While other exports are asked, too, few of them begin in one turn, however many there
-//! are. (Of a ring no more than that are popped: see `vhost/queue`.)
+//! What requests of one export may begin in a turn of its reactor while others are asked, too: for
+//! requests that come as tasks, from sockets and files, however many come at once. (A ring has
+//! less: see `vhost/queue`.)
 //!
-//! Who has taken more than its share in one turn sits out the next ones (deficit round robin:
-//! Shreedhar and Varghese, SIGCOMM 1995).
+//! Who has taken more than its quantum in one turn sits out the next ones (deficit round robin:
+//! Shreedhar and Varghese, SIGCOMM 1995). Who has asked for nothing for a while owes nothing.
 //!
-//! Invariant: who comes first begins first, but for what is not wanted any more.
+//! Invariant: of those that wait, who comes first begins first.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -19,15 +19,14 @@ use ashlar_reactor::poller::{Poller, PollerId};
 use ashlar_reactor::task::TaskId;
 
 use crate::limits::{Toll, Wanted};
-use crate::neighbours;
+use crate::neighbours::{self, LATELY};
 
 /// A request counts as no less: so many bytes are copied in the time that one without any takes.
 pub(crate) const REQUEST_BYTES_MIN: u64 = 4096;
-/// What an export may begin in a turn beside others. More than of a ring: answers leave once in a
-/// turn, by a system call.
-const TURN_BYTES: u64 = 32 * REQUEST_BYTES_MIN;
+/// More than of a ring: answers leave once in a turn, by a system call.
+const QUANTUM_BYTES: u64 = 32 * REQUEST_BYTES_MIN;
 
-/// What a request takes of a share.
+/// What a request takes of it.
 pub(crate) fn cost_bytes(toll: Toll) -> u64 {
     match toll {
         Toll::Read(bytes) | Toll::Write(bytes) | Toll::MoreWritten(bytes) => {
@@ -37,18 +36,17 @@ pub(crate) fn cost_bytes(toll: Toll) -> u64 {
     }
 }
 
-pub(crate) struct Share {
+pub(crate) struct Quantum {
     reactor: Reactor,
     /// What may still begin; below zero, what was taken of later turns.
     credit: Cell<i64>,
-    /// When that was looked at last without anybody who waits. While one does, each turn renews it.
+    /// The turn for which that was renewed last.
     turn: Cell<Instant>,
     /// In the order in which they came.
     waiting: RefCell<VecDeque<Waiter>>,
-    /// Number of the last that had to wait, and of the last of these that may begin.
-    last: Cell<u64>,
-    begun: Cell<u64>,
-    /// Once one had to wait.
+    /// Of the last one that had to wait.
+    number: Cell<u64>,
+    /// Since one had to wait.
     poller: Cell<Option<PollerId>>,
 }
 
@@ -58,15 +56,14 @@ struct Waiter {
     task: TaskId,
 }
 
-impl Share {
-    pub(crate) fn new(reactor: &Reactor) -> Rc<Share> {
-        Rc::new(Share {
+impl Quantum {
+    pub(crate) fn new(reactor: &Reactor) -> Rc<Quantum> {
+        Rc::new(Quantum {
             reactor: reactor.clone(),
             credit: Cell::default(),
             turn: Cell::default(),
             waiting: RefCell::default(),
-            last: Cell::default(),
-            begun: Cell::default(),
+            number: Cell::default(),
             poller: Cell::default(),
         })
     }
@@ -89,18 +86,15 @@ impl Share {
     /// its task.
     #[inline]
     pub(crate) async fn begin(self: &Rc<Self>, toll: Toll, wanted: Wanted<'_>) -> bool {
-        let (is_next, now) = (self.waiting.borrow().is_empty(), self.reactor.turn_time());
-        if is_next && self.turn.replace(now) != now {
-            self.renew();
+        let (cost, is_next) = (cost_bytes(toll), self.waiting.borrow().is_empty());
+        if is_next {
+            self.renew_in_a_new_turn();
         }
-        if is_next && self.may_begin(cost_bytes(toll)) {
-            return true;
-        }
-        self.wait(cost_bytes(toll), wanted).await
+        is_next && self.take(cost) || self.wait(cost, wanted).await
     }
 
-    /// Takes what it costs, if there is something left of the share.
-    fn may_begin(&self, cost: u64) -> bool {
+    /// Takes what it costs, if there is something left.
+    fn take(&self, cost: u64) -> bool {
         let (credit, has_neighbours) = (self.credit.get(), self.has_neighbours());
         if has_neighbours && credit > 0 {
             self.credit.set(credit.saturating_sub_unsigned(cost));
@@ -108,22 +102,25 @@ impl Share {
         !has_neighbours || credit > 0
     }
 
+    fn renew_in_a_new_turn(&self) {
+        let now = self.reactor.turn_time();
+        let before = self.turn.replace(now);
+        if now.since(before) >= LATELY {
+            self.credit.set(QUANTUM_BYTES.cast_signed());
+        } else if now != before {
+            self.renew();
+        }
+    }
+
     /// What is not used is not saved up.
     fn renew(&self) {
-        let credit = self.credit.get().saturating_add_unsigned(TURN_BYTES);
-        self.credit.set(credit.min(TURN_BYTES.cast_signed()));
+        let credit = self.credit.get().saturating_add_unsigned(QUANTUM_BYTES);
+        self.credit.set(credit.min(QUANTUM_BYTES.cast_signed()));
     }
 
     async fn wait(self: &Rc<Self>, cost: u64, wanted: Wanted<'_>) -> bool {
-        let number = self.last.get() + 1;
-        self.last.set(number);
-        let task = self.reactor.current_task();
-        self.waiting.borrow_mut().push_back(Waiter { number, cost, task });
-        match self.poller.get() {
-            Some(poller) => self.reactor.rouse(poller),
-            None => self.poller.set(Some(self.reactor.add_poller(self.clone()))),
-        }
-        poll_fn(|_| match number <= self.begun.get() || !wanted() {
+        let place = self.queue(cost);
+        poll_fn(|_| match !place.waits() || !wanted() {
             true => Poll::Ready(()),
             false => Poll::Pending,
         })
@@ -131,7 +128,19 @@ impl Share {
         wanted()
     }
 
-    /// Nobody begins any more.
+    fn queue(self: &Rc<Self>, cost: u64) -> Place<'_> {
+        let number = self.number.get() + 1;
+        self.number.set(number);
+        let task = self.reactor.current_task();
+        self.waiting.borrow_mut().push_back(Waiter { number, cost, task });
+        match self.poller.get() {
+            Some(poller) => self.reactor.rouse(poller),
+            None => self.poller.set(Some(self.reactor.add_poller(self.clone()))),
+        }
+        Place { quantum: self, number }
+    }
+
+    /// Nobody waits, as who does keeps the export.
     pub(crate) fn close(&self) {
         if let Some(poller) = self.poller.take() {
             self.reactor.remove_poller(poller);
@@ -139,21 +148,47 @@ impl Share {
     }
 }
 
-impl Poller for Share {
-    fn poll(&self) -> bool {
-        let mut waiting = self.waiting.borrow_mut();
-        let any = !waiting.is_empty();
-        if any {
-            self.renew();
+/// Of one that waits, until it may begin or is not wanted any more.
+struct Place<'a> {
+    quantum: &'a Quantum,
+    number: u64,
+}
+
+impl Place<'_> {
+    /// Those before it have begun when it does.
+    fn waits(&self) -> bool {
+        self.quantum.waiting.borrow().front().is_some_and(|first| first.number <= self.number)
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        let mut waiting = self.quantum.waiting.borrow_mut();
+        // Numbers ascend in the order of the queue.
+        if let Ok(at) = waiting.binary_search_by_key(&self.number, |its| its.number) {
+            waiting.remove(at);
         }
+    }
+}
+
+impl Poller for Quantum {
+    fn poll(&self) -> bool {
+        if self.waiting.borrow().is_empty() {
+            return false;
+        }
+        // In each turn, also where time stands still. And who waits is a neighbour.
+        let now = self.reactor.turn_time();
+        self.turn.set(now);
+        self.renew();
+        self.note(now);
+        let mut waiting = self.waiting.borrow_mut();
         while let Some(first) = waiting.front()
-            && self.may_begin(first.cost)
+            && self.take(first.cost)
         {
-            self.begun.set(first.number);
             self.reactor.wake(first.task);
             waiting.pop_front();
         }
-        any
+        true
     }
 
     fn arm(&self) -> bool {
@@ -165,7 +200,7 @@ impl Poller for Share {
 
 #[cfg(test)]
 mod tests {
-    //! Goal: beside others an export begins its share in a turn and no more, in order; alone, all
+    //! Goal: beside others an export begins its quantum in a turn and no more, in order; alone, all
     //! at once.
     //! Method: requests that take no time, in virtual time, and a count of what began in each turn.
 
@@ -197,8 +232,8 @@ mod tests {
     struct Rig {
         reactor: Reactor,
         turns: Rc<Turns>,
-        share: Rc<Share>,
-        other: Rc<Share>,
+        quantum: Rc<Quantum>,
+        other: Rc<Quantum>,
     }
 
     impl Rig {
@@ -212,11 +247,12 @@ mod tests {
         /// In which turn each of many requests began, that came at once.
         async fn began(&self, toll: Toll) -> Vec<usize> {
             let began = Rc::new(RefCell::new(Vec::new()));
-            self.share.note(self.reactor.turn_time());
+            self.quantum.note(self.reactor.turn_time());
             for number in 0..REQUESTS {
-                let (share, began, turns) = (self.share.clone(), began.clone(), self.turns.clone());
+                let (quantum, began, turns) =
+                    (self.quantum.clone(), began.clone(), self.turns.clone());
                 self.reactor.spawn(async move {
-                    assert!(share.begin(toll, &|| true).await);
+                    assert!(quantum.begin(toll, &|| true).await);
                     began.borrow_mut().push((number, turns.0.get()));
                 });
             }
@@ -237,9 +273,9 @@ mod tests {
         let ran = reactor.block_on(async move {
             let turns = Rc::new(Turns::default());
             let poller = its.add_poller(turns.clone());
-            let (share, other) = (Share::new(&its), Share::new(&its));
-            test(Rig { reactor: its.clone(), turns, share: share.clone(), other }).await;
-            share.close();
+            let (quantum, other) = (Quantum::new(&its), Quantum::new(&its));
+            test(Rig { reactor: its.clone(), turns, quantum: quantum.clone(), other }).await;
+            quantum.close();
             its.remove_poller(poller);
         });
         assert!(ran.is_some());
@@ -254,11 +290,11 @@ mod tests {
                 let turns = rig.began(Toll::Read(bytes)).await;
                 let cost = bytes.max(REQUEST_BYTES_MIN);
                 let in_each = turns.chunk_by(PartialEq::eq).map(|same| same.len() as u64);
-                let most = TURN_BYTES.div_ceil(cost);
+                let most = QUANTUM_BYTES.div_ceil(cost);
                 assert!(in_each.clone().all(|count| count <= most), "{bytes}: {turns:?}");
-                // It has all of its share.
+                // It has all that it may have.
                 let took = (turns.last().unwrap() - turns.first().unwrap()) as u64;
-                let due = REQUESTS as u64 * cost / TURN_BYTES;
+                let due = REQUESTS as u64 * cost / QUANTUM_BYTES;
                 assert!(took <= due + 1, "{took} turns of {due}, {bytes}");
             }
         });
@@ -273,25 +309,34 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_wanted_any_more_waits_no_longer() {
+    fn who_gives_up_keeps_nobody_waiting() {
         run(|rig| async move {
-            rig.share.note(rig.reactor.turn_time());
+            rig.quantum.note(rig.reactor.turn_time());
             rig.other.note(rig.reactor.turn_time());
-            assert!(rig.share.begin(Toll::Read(1 << 40), &|| true).await);
-            let (wanted, begins) = (Rc::new(Cell::new(true)), Rc::new(Cell::new(None)));
-            let (task, share) = (Rc::new(Cell::new(None)), rig.share.clone());
-            let (its, reactor) =
-                ((wanted.clone(), begins.clone(), task.clone()), rig.reactor.clone());
-            rig.reactor.spawn(async move {
-                its.2.set(Some(reactor.current_task()));
-                its.1.set(Some(share.begin(Toll::None, &|| its.0.get()).await));
-            });
-            rig.turns(100).await;
-            assert_eq!(begins.get(), None, "it waits");
+            assert!(rig.quantum.begin(Toll::Read(50 * QUANTUM_BYTES), &|| true).await);
+            let wanted = Rc::new(Cell::new(true));
+            let began = [(); 2].map(|()| Rc::new(Cell::new(None)));
+            let task = Rc::new(Cell::new(None));
+            for (toll, began) in [Toll::Read(1 << 40), Toll::None].into_iter().zip(&began) {
+                let (reactor, quantum) = (rig.reactor.clone(), rig.quantum.clone());
+                let (wanted, began, task) = (wanted.clone(), began.clone(), task.clone());
+                rig.reactor.spawn(async move {
+                    let is_large = toll != Toll::None;
+                    if is_large {
+                        task.set(Some(reactor.current_task()));
+                    }
+                    let is_wanted = || !is_large || wanted.get();
+                    began.set(Some(quantum.begin(toll, &is_wanted).await));
+                });
+            }
+            rig.turns(10).await;
+            assert_eq!(began.each_ref().map(|its| its.get()), [None, None], "they wait");
             wanted.set(false);
             rig.reactor.wake(task.get().unwrap());
             rig.turns(1).await;
-            assert_eq!(begins.get(), Some(false));
+            assert_eq!(began.each_ref().map(|its| its.get()), [Some(false), None]);
+            rig.turns(100).await;
+            assert_eq!(began[1].get(), Some(true));
         });
     }
 }
