@@ -136,12 +136,13 @@ def geometry_of(study: Study, side: studies.Side, state: State) -> tuple[Geometr
     if side.kind == "raw":
         return Geometry(1, 0, array.chunk), ("raw gives each load one drive",)
     out = tuple(range(state.drives_out))
-    journal, notes = side.kind == "ashlar" and side.policy in (None, "journal"), ()
-    if side.kind == "ashlar" and side.policy == "bitmap" and out:
+    usual = ("journal",) if array.copies > 1 else (None, "journal")
+    journal, notes = side.kind == "ashlar" and side.policy in usual, ()
+    if side.kind == "ashlar" and side.policy == "bitmap" and out and array.parity:
         journal, notes = True, ("a degraded array of policy bitmap writes through the journal",)
     if side.kind == "mdraid":
         notes = ("md's own limits (threads, stripe cache, bitmap) are not known: drives only",)
-    return Geometry(array.data, array.parity, array.chunk, journal, out), notes
+    return Geometry(array.data, array.parity, array.chunk, journal, out, array.copies), notes
 
 
 # fio --------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ read and write at unlike speeds, and any members away.
   the block and its parity: 2 reads and 2 writes of RAID 5, 3 and 3 of RAID 6.
 - Sequential requests are whole stripes: k chunks are read (parity in the place of one that is
   away), or all that are there are written, and nothing is read.
+- Of mirrors one copy is read, in turn, and all that are there are written.
 - A journal takes each byte before that, in operations between those in place, divided over the
   members as a stripe is; degraded without a share to spare, whole on as many members as may be
   lost, and one more.
@@ -78,14 +79,19 @@ class Geometry:
     chunk_bytes: int
     journal: bool = False
     away: tuple[int, ...] = ()  # members
+    copies: int = 1  # of each chunk, on members beside each other
 
     def __post_init__(self):
-        if len(self.away) > self.parity:
-            raise ValueError(f"{len(self.away)} drives out, and only {self.parity} may be lost")
+        if len(self.away) > self.losses:
+            raise ValueError(f"{len(self.away)} drives out, and only {self.losses} may be lost")
+
+    @property
+    def losses(self) -> int:
+        return self.parity if self.copies == 1 else self.copies - 1
 
     @property
     def members(self) -> int:
-        return self.data + self.parity
+        return (self.data + self.parity) * self.copies
 
     @property
     def here(self) -> tuple[int, ...]:
@@ -94,7 +100,7 @@ class Geometry:
     @property
     def divides_journal(self) -> bool:
         """Batches are divided over the members while there is a share to spare."""
-        return len(self.here) > self.data
+        return self.copies == 1 and len(self.here) > self.data
 
     @property
     def stripe_bytes(self) -> int:
@@ -103,6 +109,9 @@ class Geometry:
     # Requests
 
     def random_read(self, drive: Drive, block: int = BLOCK_BYTES) -> Load:
+        if self.copies > 1:
+            seconds, reads = self.of_a_set(drive.read_seconds(block), of_all=False)
+            return Load(seconds, reads=reads)
         seconds, reads = [0.0] * self.members, 0.0
         cases = self.members * self.data
         for stripe, position in self.places():
@@ -118,6 +127,10 @@ class Geometry:
         return Load(tuple(seconds), reads=reads)
 
     def stripe_read(self, drive: Drive) -> Load:
+        if self.copies > 1:
+            each = drive.read_seconds(self.chunk_bytes, goes_on=True)
+            seconds, reads = self.of_a_set(each, of_all=False)
+            return Load(seconds, reads=reads).times(self.data)
         share = self.data / len(self.here)
         seconds = share * drive.read_seconds(self.chunk_bytes, goes_on=True)
         return self.of_each_here(seconds, reads=self.data)
@@ -133,6 +146,17 @@ class Geometry:
         each = tuple(0.0 if at in self.away else seconds for at in range(self.members))
         return Load(each, reads, writes)
 
+    def of_a_set(self, seconds: float, of_all: bool) -> tuple[tuple[float, ...], float]:
+        """A chunk of mirrors, whichever: of each copy that is here, or of one of them in turn."""
+        each, operations = [0.0] * self.members, 0.0
+        for first in range(0, self.members, self.copies):
+            here = [at for at in range(first, first + self.copies) if at in self.here]
+            done = len(here) if of_all else 1
+            for at in here:
+                each[at] += seconds * done / len(here) / self.data
+            operations += done / self.data
+        return tuple(each), operations
+
     def places(self):
         """Every data block of n stripes."""
         return ((stripe, at) for stripe in range(self.members) for at in range(self.data))
@@ -142,6 +166,9 @@ class Geometry:
 
     def in_place(self, drive: Drive, block: int, together: int) -> Load:
         """Of one block, of `together` blocks of one row that are stored at once."""
+        if self.copies > 1:
+            seconds, writes = self.of_a_set(drive.write_seconds(block), of_all=True)
+            return Load(seconds, writes=writes)
         seconds, reads, writes = [0.0] * self.members, 0, 0
         cases = 0
         turns = range(max(self.parity, 1))
@@ -182,7 +209,7 @@ class Geometry:
         if self.divides_journal:
             each = drive.write_seconds(BATCH_BYTES / self.data) * batches
             return self.of_each_here(each, writes=len(self.here) * batches)
-        copies = self.parity + 1
+        copies = self.losses + 1
         each = drive.write_seconds(BATCH_BYTES) * batches * copies / len(self.here)
         return self.of_each_here(each, writes=copies * batches)
 

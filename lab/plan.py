@@ -278,7 +278,7 @@ def show(study: Study, given: dict, unknown: list[str], found: list[Forecast]) -
     console = Console(width=None if sys.stdout.isatty() else 130)
     array = study.array
     console.print(
-        f"{study.title}: {array.count} x {array.data}+{array.parity}, "
+        f"{study.title}: {array.count} x {array.shape}, "
         f"chunk {array.chunk >> 10} KiB; a drive: {given[FIGURES[0]]:,.0f} reads, "
         f"{given[FIGURES[1]]:,.0f} writes a second, "
         f"{given[FIGURES[2]]:g} and {given[FIGURES[3]]:g} GB/s"

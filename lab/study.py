@@ -100,7 +100,7 @@ class State(StrEnum):
 
     HEALTHY = "healthy"
     DEGRADED = "degraded"  # one drive out
-    DEGRADED_TWICE = "degraded-twice"  # two out; two parities only
+    DEGRADED_TWICE = "degraded-twice"  # two out, of arrays that may lose two
     REBUILDING = "rebuilding"  # the spare has just taken its place
 
     @property
@@ -127,11 +127,36 @@ class Array(Table):
     count: Count = 1
     data: Count = 4
     parity: Annotated[int, Field(ge=0, le=3)] = 1
+    copies: Annotated[int, Field(ge=1, le=4)] = 1  # of each chunk; more are in the place of parity
     chunk: Annotated[Bytes, AfterValidator(chunk_bytes)] = 64 << 10
+
+    @model_validator(mode="before")
+    @classmethod
+    def mirrored(cls, values):
+        """Who asks for copies need not say that there is no parity."""
+        if isinstance(values, dict) and values.get("copies", 1) != 1:
+            return {"parity": 0} | values
+        return values
+
+    @model_validator(mode="after")
+    def has_one_kind(self):
+        if self.copies > 1 and self.parity:
+            raise ValueError("has copies and parity: say `parity = 0`, or no `copies`")
+        return self
 
     @property
     def members(self) -> int:
-        return self.data + self.parity
+        return (self.data + self.parity) * self.copies
+
+    @property
+    def losses(self) -> int:
+        """Drives that may go, whichever they are."""
+        return self.parity if self.copies == 1 else self.copies - 1
+
+    @property
+    def shape(self) -> str:
+        """As people write it: 4+1 drives, or 4x2 of mirrors."""
+        return f"{self.data}+{self.parity}" if self.copies == 1 else f"{self.data}x{self.copies}"
 
 
 SIDES = ("ashlar", "mdraid", "raw", "btrfs", "zfs", "qemu-storage-daemon", "spdk")
@@ -250,10 +275,14 @@ class Study(Table):
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice:
             raise ValueError(f'has two sides named "{twice}": give one another `name`')
-        if State.DEGRADED_TWICE in self.states and self.array.parity < 2:
-            raise ValueError('has the state "degraded-twice": that needs `parity` 2 or more')
-        if self.array.parity == 0 and set(self.states) != {State.HEALTHY}:
-            raise ValueError("has no parity: without a drive there is nothing left to measure")
+        if State.DEGRADED_TWICE in self.states and self.array.losses < 2:
+            raise ValueError(
+                'has the state "degraded-twice": that needs `parity` 2 or `copies` 3, or more'
+            )
+        if self.array.losses == 0 and set(self.states) != {State.HEALTHY}:
+            raise ValueError(
+                "has neither parity nor copies: without a drive there is nothing left to measure"
+            )
         if self.drives.kind == "nvme" and self.where != Where.GUEST:
             raise ValueError('has drives of kind "nvme": those are emulated, `where = "guest"`')
         patterns = [pattern.name for pattern in self.fio.patterns] if self.fio else []

@@ -79,7 +79,7 @@ def about(source: Source) -> list[tuple[str, str]]:
     said = [
         ("sides", " · ".join(source.names)),
         ("load", f"{'PostgreSQL, pgbench' if study.pgbench else 'fio'} {where[study.where]}"),
-        ("arrays", f"{array.count} of {array.data}+{array.parity} drives, "
+        ("arrays", f"{array.count} of {array.shape} drives, "
                    f"chunks of {array.chunk >> 10} KiB"),
         ("drives", drives.kind),
         ("states", ", ".join(study.states) + f": all {array.count} arrays at once" * several),

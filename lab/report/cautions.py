@@ -119,7 +119,7 @@ def resyncs(source: Source):
         hole = source.sides.get(side.name, {}).get("protection", {}).get("write_hole")
         whole = side.kind == "mdraid" and not side.bitmap and side.policy != "ppl"
         whole = whole or (side.kind, side.policy) == ("ashlar", "none")
-        if source.study.array.parity and (whole or hole == RESYNC_ALL):
+        if source.study.array.losses and (whole or hole == RESYNC_ALL):
             yield Caution(
                 f"{side.name} ran without a record of what is being written (bitmap or journal): "
                 "after a crash all of it would have to be resynced, and not only what was dirty. "

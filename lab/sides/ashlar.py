@@ -37,9 +37,11 @@ class Ashlar:
         self.home = work / chosen.name
         self.socket = self.home / "ashlar.sock"
         self.program = shlex.quote(program(place, work))
-        self.policy = chosen.policy or ("journal" if study.array.parity else "none")
-        hole = WRITE_HOLE[self.policy] if study.array.parity else "none"
-        self.protection = Protection(study.array.parity, hole)
+        array = study.array
+        usual = "journal" if array.parity else "bitmap" if array.losses else "none"
+        self.policy = chosen.policy or usual
+        hole = WRITE_HOLE[self.policy] if array.losses else "none"
+        self.protection = Protection(array.losses, hole)
         self.cleanup = ExitStack()
         self.daemon: Running | None = None
         self.pid = 0
@@ -92,8 +94,7 @@ class Ashlar:
         self.place.check(f"rm -rf {self.home}/state")
         self.start_daemon()
         array = self.study.array
-        level = f"{array.data}+{array.parity}" if array.parity else "0"
-        words = f"--level {level} --chunk {array.chunk} --policy {self.policy} --force"
+        words = f"--level {level(array)} --chunk {array.chunk} --policy {self.policy} --force"
         words += " --integrity" * self.chosen.integrity
         for number, members in enumerate(self.members):
             for drive in members:
@@ -262,6 +263,13 @@ class Ashlar:
 
     def stop(self) -> None:
         self.cleanup.close()
+
+
+def level(array: studies.Array) -> str:
+    """Words of `ashlar array create`."""
+    if array.copies > 1:
+        return f"{1 if array.data == 1 else 10} --copies {array.copies}"
+    return f"{array.data}+{array.parity}" if array.parity else "0"
 
 
 def state(shown: dict) -> str:

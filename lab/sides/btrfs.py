@@ -25,6 +25,7 @@ from lab.side import RESYNC_ALL, Counters, Disk, Drive, Protection, SideError
 from lab.sides.blocks import Blocks, drives_of_model
 
 PROFILES = {0: ("raid0", "raid1"), 1: ("raid5", "raid1"), 2: ("raid6", "raid1c3")}
+MIRRORS = {2: "raid1", 3: "raid1c3", 4: "raid1c4"}  # by copies
 OPTIONS = "nodiscard"
 FILL_SECONDS_MAX = 3600
 ROOM = 0.85  # what is left of the drives when metadata and unused parts of chunks are taken off
@@ -46,7 +47,8 @@ class Btrfs:
         # A stripe that was being written when power went, and a drive that goes before a scrub,
         # can cost what lay beside it; and nothing says which stripes these are.
         hole = RESYNC_ALL if study.array.parity else "none"
-        self.protection = Protection(study.array.parity, hole)
+        self.protection = Protection(study.array.losses, hole)
+        self.profiles = profiles(study.array)
         self.cleanup = ExitStack()
         self.blocks = Blocks(place, self.cleanup)
         self.members: list[list[Drive]] = []
@@ -56,8 +58,11 @@ class Btrfs:
         self.commands: list[str] = []
 
     def missing(self) -> str | None:
-        if self.study.array.parity not in PROFILES:
-            return f"btrfs has no RAID with {self.study.array.parity} parities: leave it out"
+        array = self.study.array
+        if self.profiles is None and array.copies > 1:
+            return f"btrfs stripes mirrors of two copies, and not of {array.copies}: leave it out"
+        if self.profiles is None:
+            return f"btrfs has no RAID with {array.parity} parities: leave it out"
         if why := drives_of_model(self.study):
             return why
         loses = set(self.study.states) != {studies.State.HEALTHY}
@@ -87,7 +92,7 @@ class Btrfs:
         return [self.disk(number, size) for number, size in enumerate(disk_bytes)]
 
     def make(self, number: int, devices: list[str]) -> None:
-        data, metadata = PROFILES[self.study.array.parity]
+        data, metadata = self.profiles
         self.told(f"mkfs.btrfs -q -f -d {data} -m {metadata} {' '.join(devices)}")
         at = self.mount_point(number)
         options = ",".join([OPTIONS, *(f"device={device}" for device in devices)])
@@ -164,7 +169,7 @@ class Btrfs:
         return []  # what the kernel says is no side's own
 
     def settings(self) -> dict[str, str]:
-        data, metadata = PROFILES[self.study.array.parity]
+        data, metadata = self.profiles
         return {
             "version": self.place.run("btrfs --version").text.strip(),
             "data": data,
@@ -183,3 +188,12 @@ class Btrfs:
             self.place.run(f"btrfs replace cancel {self.mount_point(array)}")
             places.stop(replacement.running)
         self.cleanup.close()
+
+
+def profiles(array: studies.Array) -> tuple[str, str] | None:
+    """Of data and of metadata; None where it has none."""
+    if array.copies == 1:
+        return PROFILES.get(array.parity)
+    if array.data == 1:
+        return MIRRORS[array.copies], MIRRORS[array.copies]
+    return ("raid10", "raid1") if array.copies == 2 else None

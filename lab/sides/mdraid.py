@@ -30,7 +30,7 @@ from lab.sides.blocks import Blocks, drives_of_model
 from lab.study import State
 
 LEVELS = {0: "0", 1: "5", 2: "6"}  # by parities
-MODULES = {"0": "raid0", "1": "raid1", "5": "raid456", "6": "raid456"}
+MODULES = {"0": "raid0", "1": "raid1", "5": "raid456", "6": "raid456", "10": "raid10"}
 WRITE_HOLE = {"ppl": "closed", "bitmap": RESYNC_DIRTY, "resync": RESYNC_ALL}
 WITH_STRIPE_CACHE = ("5", "6")
 FIRST_NUMBER = 100  # of the devices: those below may be somebody's
@@ -53,12 +53,12 @@ class Mdraid:
     def __init__(self, chosen: studies.Side, study: studies.Study, place: Place, work: Path):
         self.chosen, self.study, self.place = chosen, study, place
         self.name = chosen.name
-        self.level = level(study.array.data, study.array.parity)
+        self.level = level(study.array)
         self.consistency = (
             "ppl" if chosen.policy == "ppl" else "bitmap" if chosen.bitmap else "resync"
         )
-        hole = WRITE_HOLE[self.consistency] if study.array.parity else "none"
-        self.protection = Protection(study.array.parity, hole)
+        hole = WRITE_HOLE[self.consistency] if study.array.losses else "none"
+        self.protection = Protection(study.array.losses, hole)
         self.cleanup = ExitStack()
         self.blocks = Blocks(place, self.cleanup)
         self.members: list[list[Drive]] = []
@@ -122,8 +122,8 @@ class Mdraid:
         self.cleanup.callback(self.end, name, uuid)
         self.arrays.append(name)
         self.told(
-            create(f"/dev/{name}", uuid, self.level, self.study.array.chunk, self.consistency,
-                   devices, zeroed=self.study.drives.kind in ZEROED),
+            create(f"/dev/{name}", uuid, self.level, self.study.array, self.consistency, devices,
+                   zeroed=self.study.drives.kind in ZEROED),
             timeout=CREATE_SECONDS_MAX,
         )  # fmt: skip
         if self.level in WITH_STRIPE_CACHE:
@@ -192,7 +192,7 @@ class Mdraid:
     def state_of(self, name: str) -> str:
         if self.level == "0":
             return state(self.place.check(f"cat /sys/block/{name}/md/array_state"), 0)
-        return state(self.told_of(name), self.study.array.parity)
+        return state(self.told_of(name), self.study.array.losses)
 
     def told_of(self, name: str) -> str:
         """How far it is comes first: what is over by the next line is not told as 0 %."""
@@ -219,7 +219,7 @@ class Mdraid:
         if self.level == "0":  # nothing to resync, nor to rebuild
             return {"version": version, "level": self.level, **commands}
         zeroed = self.study.drives.kind in ZEROED
-        first = "left out (--assume-clean): the drives held zeroes alone, whose parity is zero"
+        first = "left out (--assume-clean): the drives held zeroes alone, which agree"
         return {
             "version": version,
             "level": self.level or "",
@@ -251,9 +251,11 @@ class Mdraid:
 # Decisions
 
 
-def level(data: int, parity: int) -> str | None:
+def level(array: studies.Array) -> str | None:
     """md's; None where it has none. One datum and one parity are a mirror."""
-    return "1" if (data, parity) == (1, 1) else LEVELS.get(parity)
+    if array.copies > 1:
+        return "1" if array.data == 1 else "10"
+    return "1" if (array.data, array.parity) == (1, 1) else LEVELS.get(array.parity)
 
 
 def new_uuid() -> str:
@@ -263,12 +265,13 @@ def new_uuid() -> str:
 
 
 def create(
-    device: str, uuid: str, level: str, chunk_bytes: int, consistency: str, drives: list[str],
-    zeroed: bool,
+    device: str, uuid: str, level: str, array: studies.Array, consistency: str,
+    drives: list[str], zeroed: bool,
 ) -> str:  # fmt: skip
     words = ["mdadm", "--create", device, "--run", f"--uuid={uuid}", f"--level={level}"]
     words += [f"--raid-devices={len(drives)}"]
-    words += [f"--chunk={chunk_bytes >> 10}K"] * (level != "1")
+    words += [f"--chunk={array.chunk >> 10}K"] * (level != "1")
+    words += [f"--layout=n{array.copies}"] * (level == "10")
     if level != "0":
         words += ["--consistency-policy=ppl"] if consistency == "ppl" else []
         words += [f"--bitmap={'internal' if consistency == 'bitmap' else 'none'}"]
@@ -289,7 +292,7 @@ def drives_out(text: str) -> int:
     return int(text.splitlines()[1])
 
 
-def state(text: str, parity: int) -> str:
+def state(text: str, losses: int) -> str:
     """Of array_state, degraded, sync_action and sync_completed, one a line, and what /proc/mdstat
     has of the array: sync_completed moves by a sixteenth of a drive at a time, or in five minutes.
     """
@@ -299,7 +302,7 @@ def state(text: str, parity: int) -> str:
     if len(words) == 1:
         return State.HEALTHY
     out, action, completed = int(words[1]), words[2], words[3]
-    if out > parity:
+    if out > losses:
         return states.FAILED
     if action not in ("recover", "resync", "check", "repair"):
         return states.without(out)

@@ -65,7 +65,7 @@ class Raid0(Alone):
 
 def striped_of(study: studies.Study) -> studies.Study:
     """The same drives in each array, all of them for data."""
-    array = study.array.model_copy(update={"data": study.array.members, "parity": 0})
+    array = study.array.model_copy(update={"data": study.array.members, "parity": 0, "copies": 1})
     return study.model_copy(update={"array": array})
 
 

@@ -31,7 +31,7 @@ class Zfs:
         self.name = chosen.name
         self.home = work / chosen.name
         # Whole stripes only, never in place: there is no write hole to close.
-        self.protection = Protection(study.array.parity, "none")
+        self.protection = Protection(study.array.losses, "none")
         self.cleanup = ExitStack()
         self.blocks = Blocks(place, self.cleanup)
         self.members: list[list[Drive]] = []
@@ -66,13 +66,13 @@ class Zfs:
         for drive in self.spares:
             self.blocks.device(drive)  # before there is a pool: they are let go of after that
         for number, members in enumerate(self.members):
-            devices = " ".join(self.blocks.device(drive) for drive in members)
+            devices = vdevs(self.study.array, [self.blocks.device(drive) for drive in members])
             at = f"{self.home}/pool{number}"
             places.owe(self.place, "mount", at)
             places.owe(self.place, "zpool", self.pool(number))
             self.told(
                 f"zpool create -f -o ashift={SECTOR_SHIFT} -o cachefile=none -m {at} "
-                f"{self.pool(number)} {LEVELS[self.study.array.parity]} {devices}"
+                f"{self.pool(number)} {devices}"
             )
             self.cleanup.callback(places.settle, self.place, "mount", at)
             self.cleanup.callback(places.settle, self.place, "zpool", self.pool(number))
@@ -127,6 +127,14 @@ class Zfs:
 
     def stop(self) -> None:
         self.cleanup.close()
+
+
+def vdevs(array: studies.Array, devices: list[str]) -> str:
+    """As `zpool create` takes them."""
+    if array.copies == 1:
+        return " ".join([LEVELS[array.parity], *devices])
+    sets = range(0, len(devices), array.copies)
+    return " ".join(" ".join(["mirror", *devices[at : at + array.copies]]) for at in sets)
 
 
 def state(said: str) -> str:

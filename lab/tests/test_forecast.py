@@ -62,6 +62,21 @@ class Costs(unittest.TestCase):
         self.assertAlmostEqual(load.reads, 2.0)
         self.assertEqual(load.seconds[:2], (0.0, 0.0))
 
+    def test_mirrors(self):
+        """One copy is read and all are written; half of the reads of a set go to who is left."""
+        healthy = Geometry(4, 0, CHUNK, copies=2)
+        degraded = Geometry(4, 0, CHUNK, away=(0,), copies=2)
+        self.assertEqual(rate(healthy.random_read(DRIVE)), 80_000)
+        self.assertEqual(rate(degraded.random_read(DRIVE)), 40_000)
+        for geometry, writes in [(healthy, 2), (degraded, 1.75)]:
+            load = geometry.in_place(DRIVE, 4096, 1)
+            self.assertEqual((load.reads, load.writes), (0, writes))
+            self.assertEqual(rate(load), 40_000)
+        self.assertEqual(healthy.stripe_read(DRIVE).reads, 4)
+        self.assertEqual(healthy.stripe_write(DRIVE).writes, 8)
+        with self.assertRaises(ValueError):
+            Geometry(4, 0, CHUNK, away=(0, 1), copies=2)
+
     def test_more_away_than_may_be_lost(self):
         with self.assertRaises(ValueError):
             geometry(4, 1, away=[0, 1])

@@ -73,8 +73,8 @@ class OnHost(unittest.TestCase):
 
     # One side after the other, by itself
 
-    def side(self, name: str) -> None:
-        changes = ["array.count=2", "array.data=2"]
+    def side(self, name: str, *more: str) -> None:
+        changes = ["array.count=2", "array.data=2", *more]
         made = study.only(study.load(self.path, changes=changes), [name])
         drives = made.drives.model_copy(update={"directory": str(self.cache / "drives")})
         made = made.model_copy(update={"drives": drives})
@@ -190,8 +190,14 @@ class OnHost(unittest.TestCase):
     def test_ashlar(self):
         self.side("ashlar")
 
+    def test_ashlar_mirrors(self):
+        self.side("ashlar", "array.copies=2")
+
     def test_btrfs(self):
         self.side("btrfs")
+
+    def test_btrfs_mirrors(self):
+        self.side("btrfs", "array.copies=2")
 
     def test_raw(self):
         self.side("raw")

@@ -19,10 +19,11 @@ UUID = mdraid.new_uuid()
 
 class Create(unittest.TestCase):
     def test_levels(self):
-        levels = {(4, 0): "0", (1, 1): "1", (4, 1): "5", (4, 2): "6", (2, 2): "6"}
+        levels = {(4, 0): "0", (1, 1): "1", (4, 1): "5", (4, 2): "6", (2, 2): "6", (4, 3): None}
         for (data, parity), wanted in levels.items():
-            self.assertEqual(mdraid.level(data, parity), wanted)
-        self.assertIsNone(mdraid.level(4, 3))
+            self.assertEqual(mdraid.level(study.Array(data=data, parity=parity)), wanted)
+        for data, copies, wanted in [(1, 2, "1"), (1, 3, "1"), (4, 2, "10"), (2, 3, "10")]:
+            self.assertEqual(mdraid.level(study.Array(data=data, copies=copies)), wanted)
 
     def test_no_two_have_one_name(self):
         self.assertRegex(UUID, r"^([0-9a-f]{8}:){3}[0-9a-f]{8}$")
@@ -31,22 +32,25 @@ class Create(unittest.TestCase):
     def test_words(self):
         drives = [f"/dev/nvme{number}n1" for number in range(5)]
         self.assertEqual(
-            mdraid.create("/dev/md100", UUID, "5", 64 << 10, "bitmap", drives, zeroed=True),
+            mdraid.create("/dev/md100", UUID, "5", study.Array(), "bitmap", drives, zeroed=True),
             f"mdadm --create /dev/md100 --run --uuid={UUID} --level=5 --raid-devices=5 --chunk=64K "
             "--bitmap=internal --assume-clean /dev/nvme0n1 /dev/nvme1n1 /dev/nvme2n1 /dev/nvme3n1 "
             "/dev/nvme4n1",
         )
-        plain = mdraid.create("/dev/md100", UUID, "6", 64 << 10, "resync", drives, zeroed=False)
+        plain = mdraid.create("/dev/md100", UUID, "6", study.Array(), "resync", drives, zeroed=False)
         self.assertIn("--bitmap=none", plain)
         self.assertNotIn("--assume-clean", plain)
-        closed = mdraid.create("/dev/md100", UUID, "5", 64 << 10, "ppl", drives, zeroed=True)
+        closed = mdraid.create("/dev/md100", UUID, "5", study.Array(), "ppl", drives, zeroed=True)
         self.assertIn("--consistency-policy=ppl --bitmap=none", closed)
         # RAID 0 knows neither, and a mirror has no chunks.
-        striped = mdraid.create("/dev/md100", UUID, "0", 64 << 10, "bitmap", drives, zeroed=True)
+        striped = mdraid.create("/dev/md100", UUID, "0", study.Array(), "bitmap", drives, zeroed=True)
         self.assertNotIn("bitmap", striped)
         self.assertNotIn("clean", striped)
-        mirror = mdraid.create("/dev/md100", UUID, "1", 64 << 10, "bitmap", drives[:2], zeroed=True)
+        mirror = mdraid.create("/dev/md100", UUID, "1", study.Array(), "bitmap", drives[:2], zeroed=True)
         self.assertNotIn("chunk", mirror)
+        mirrors = study.Array(data=2, copies=2)
+        mirrors = mdraid.create("/dev/md100", UUID, "10", mirrors, "bitmap", drives[:4], zeroed=True)
+        self.assertIn("--level=10 --raid-devices=4 --chunk=64K --layout=n2 --bitmap", mirrors)
 
 
 class End(unittest.TestCase):
@@ -191,9 +195,9 @@ class State(unittest.TestCase):
             ("broken\n2\nidle\nnone\n", "failed"),
             ("inactive\n0\nidle\nnone\n", "failed"),
         ]:
-            self.assertEqual(mdraid.state(text, parity=1), wanted, text)
-        self.assertEqual(mdraid.state("active\n2\nidle\nnone\n", parity=2), "degraded-twice")
-        self.assertEqual(mdraid.state("clean\n", parity=0), "healthy")
+            self.assertEqual(mdraid.state(text, losses=1), wanted, text)
+        self.assertEqual(mdraid.state("active\n2\nidle\nnone\n", losses=2), "degraded-twice")
+        self.assertEqual(mdraid.state("clean\n", losses=0), "healthy")
 
     def test_how_far_a_rebuild_is_moves_with_each_request(self):
         """Its own, and not by sixteenths of a drive."""
@@ -211,7 +215,7 @@ class State(unittest.TestCase):
 
             side = mock.Mock(**{"place.check": check})
             told = mdraid.Mdraid.told_of(side, "md100")
-        self.assertEqual(mdraid.state(told, parity=1), "rebuilding 12.5%")
+        self.assertEqual(mdraid.state(told, losses=1), "rebuilding 12.5%")
 
 
 class Disks(unittest.TestCase):

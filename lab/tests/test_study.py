@@ -11,7 +11,7 @@ from lab import host, machine, sides, study
 from lab.ledger import Ledger
 from lab.place import Host
 from lab.side import Protection
-from lab.sides import blocks
+from lab.sides import ashlar, blocks, btrfs, zfs
 from lab.study import StudyError
 
 STUDIES = Path(study.__file__).parent / "studies"
@@ -111,10 +111,30 @@ class Studies(unittest.TestCase):
             ('drives = {kind = "model"}', "iops"),
             ('drives = {kind = "nvme"}', "where"),
             ("[fio]\npatterns = []", "fio"),
+            ("array = {copies = 2, parity = 1}", "say `parity = 0`"),
+            ('states = ["degraded-twice"]\narray = {copies = 2}', "`copies` 3"),
         ]:
             with self.subTest(change):
                 top, bottom = ("", change) if change.startswith("[") else (change, "")
                 self.assertIn(said, self.refusal(f"{top}\n{GOOD}\n{bottom}"))
+
+    def test_mirrors_take_a_drive_for_each_copy(self):
+        array = study.Array(data=4, copies=2)
+        self.assertEqual((array.members, array.losses, array.parity), (8, 1, 0))
+        self.assertEqual(array.shape, "4x2")
+        self.assertEqual(study.Array(data=1, copies=3).losses, 2)
+
+    def test_each_side_says_mirrors_in_its_own_words(self):
+        mirrors, sets = study.Array(data=1, copies=3), study.Array(data=2, copies=2)
+        raid6 = study.Array(data=2, parity=2)
+        levels = [ashlar.level(array) for array in (mirrors, sets, raid6)]
+        self.assertEqual(levels, ["1 --copies 3", "10 --copies 2", "2+2"])
+        profiles = [btrfs.profiles(array)[0] for array in (mirrors, sets, raid6)]
+        self.assertEqual(profiles, ["raid1c3", "raid10", "raid6"])
+        self.assertIsNone(btrfs.profiles(study.Array(data=2, copies=3)))
+        drives = ["a", "b", "c", "d"]
+        self.assertEqual(zfs.vdevs(sets, drives), "mirror a b mirror c d")
+        self.assertEqual(zfs.vdevs(raid6, drives), "raidz2 a b c d")
 
     def test_words_that_a_kind_of_side_does_not_have(self):
         for kind, word, said in [
