@@ -4,8 +4,8 @@
     python3 -m tests.ways_in nvmet [ROUNDS]    # beside Linux's NVMe/TCP target, in a guest
 
 Targets run on CPU 0 (Linux's own where packets come in), and who asks on CPU 1: on a machine that
-is idle otherwise. All take turns, round after round; a ratio is that of one turn. It wants `cargo build --release -p ashlar-control`
-and `cargo build --release -p xtask --examples`, and root for FUSE.
+is idle otherwise. All take turns, round after round; a ratio is that of one turn. It wants `cargo
+build --release -p ashlar-control`, `cargo build --release -p xtask --examples`, and root for FUSE.
 
 RAID 5 of drives of memory here, without redundancy there: a file in memory (`aio=threads`), brd.
 """

@@ -135,12 +135,8 @@ fn each_way_tells_that_there_is_no_space() {
     [&other, &daemon].iter().for_each(|daemon| drop(daemon.ok("export delete f")));
 }
 
-/// Up to how many blocks a write is atomic across a power failure (NVM Express Base 2.0, NAWUPF).
 fn blocks_atomic(at: SocketAddr, nqn: &str) -> u32 {
-    let mut host = Host::connect(at, nqn, Choice::PLAIN);
-    let (status, page) = host.admin.run(Nvme::identify_namespace(1), 4096);
-    assert!(status.is_success());
-    u32::from(u16::from_le_bytes([page[36], page[37]])) + 1
+    Host::connect(at, nqn, Choice::PLAIN).admin.blocks_atomic()
 }
 
 #[test]

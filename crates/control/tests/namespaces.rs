@@ -135,13 +135,6 @@ fn an_array_that_cannot_start_keeps_no_host_of_another_waiting() {
     assert_eq!(found, [1, 2, 3]);
 }
 
-/// Up to how many blocks a write is atomic across a power failure (NVM Express Base 2.0, NAWUPF).
-fn blocks_atomic(admin: &mut Wire) -> u32 {
-    let (status, page) = admin.run(Command::identify_namespace(1), 4096);
-    assert!(status.is_success());
-    u32::from(u16::from_le_bytes([page[36], page[37]])) + 1
-}
-
 #[test]
 fn hosts_hear_what_is_atomic_once_no_stripe_waits_for_resync() {
     // Large enough for a resync that takes a while.
@@ -162,10 +155,10 @@ fn hosts_hear_what_is_atomic_once_no_stripe_waits_for_resync() {
     let (mut admin, _) = connect(at);
     daemon.ok("array set a --policy journal");
     daemon.wait_for("array show a", |array| array["resync"].is_object());
-    assert_eq!(blocks_atomic(&mut admin), 1);
+    assert_eq!(admin.blocks_atomic(), 1);
     assert!(daemon.json("array show a")["resync"].is_object(), "it is over too soon");
     daemon.ok("array set a --rebuild-share 100");
     admin.next().unwrap();
-    assert_eq!(blocks_atomic(&mut admin), 128);
+    assert_eq!(admin.blocks_atomic(), 128);
     assert!(daemon.json("array show a")["resync"].is_null());
 }

@@ -4,34 +4,25 @@
 //! Invariant: who comes first is served first. Else a large request would wait for good beside
 //! small ones that always find room in what it waits for.
 
-use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
+use std::cell::Cell;
 use std::future::poll_fn;
 use std::task::Poll;
 
 use ashlar_reactor::executor::Reactor;
-use ashlar_reactor::task::TaskId;
+
+use crate::waiters::Waiters;
 
 pub(crate) struct Budget {
     reactor: Reactor,
     total: u64,
     free: Cell<u64>,
-    /// In the order in which they came.
-    waiting: RefCell<VecDeque<Waiter>>,
-    /// Of the last one that had to wait.
-    number: Cell<u64>,
-}
-
-struct Waiter {
-    number: u64,
-    amount: u64,
-    task: TaskId,
+    waiting: Waiters,
 }
 
 impl Budget {
     pub(crate) fn new(reactor: &Reactor, total: u64) -> Budget {
-        let (free, number) = (Cell::new(total), Cell::default());
-        Budget { reactor: reactor.clone(), total, free, waiting: RefCell::default(), number }
+        let free = Cell::new(total);
+        Budget { reactor: reactor.clone(), total, free, waiting: Waiters::default() }
     }
 
     /// Waits until `amount` is free and holds it; dropping the claim gives it back.
@@ -45,7 +36,7 @@ impl Budget {
     /// woken when that comes to pass.
     pub(crate) async fn take_while(&self, amount: u64, wanted: impl Fn() -> bool) -> bool {
         assert!(amount <= self.total, "{amount} of {} can never be free", self.total);
-        let is_next = self.waiting.borrow().is_empty() && self.free.get() >= amount;
+        let is_next = self.waiting.is_empty() && self.free.get() >= amount;
         // Kept until all is held: the next one looks at what is left then.
         let _place = match is_next || amount == 0 {
             true => None,
@@ -76,29 +67,13 @@ impl Budget {
     }
 
     fn queue(&self, amount: u64) -> Place<'_> {
-        let number = self.number.get() + 1;
-        self.number.set(number);
-        let task = self.reactor.current_task();
-        self.waiting.borrow_mut().push_back(Waiter { number, amount, task });
+        let number = self.waiting.join(amount, self.reactor.current_task());
         Place { budget: self, number }
-    }
-
-    /// Mostly it is the first one; of many that give up, in any order, each is found soon.
-    fn leave(&self, number: u64) {
-        let mut waiting = self.waiting.borrow_mut();
-        if waiting.front().is_some_and(|first| first.number == number) {
-            waiting.pop_front();
-            return;
-        }
-        // Numbers ascend in the order of the queue.
-        let found = waiting.binary_search_by_key(&number, |its| its.number);
-        let left = found.ok().and_then(|at| waiting.remove(at));
-        assert!(left.is_some(), "{number} has left before");
     }
 
     /// Lets the first go on, if there is room for it.
     fn wake_first(&self) {
-        if let Some(first) = self.waiting.borrow().front()
+        if let Some(first) = self.waiting.first()
             && first.amount <= self.free.get()
         {
             self.reactor.wake(first.task);
@@ -114,15 +89,15 @@ struct Place<'a> {
 
 impl Place<'_> {
     fn is_first_and_fits(&self) -> bool {
-        let waiting = self.budget.waiting.borrow();
-        let first = waiting.front().filter(|first| first.number == self.number);
+        let first = self.budget.waiting.first().filter(|first| first.number == self.number);
         first.is_some_and(|first| first.amount <= self.budget.free.get())
     }
 }
 
 impl Drop for Place<'_> {
     fn drop(&mut self) {
-        self.budget.leave(self.number);
+        let has_left = self.budget.waiting.leave(self.number);
+        assert!(has_left, "{} has left before", self.number);
         // It may have been the one that kept the next from going on.
         self.budget.wake_first();
     }
@@ -145,11 +120,13 @@ mod tests {
     //! free.
     //! Method: virtual time; claims that overlap, so that all is never free by itself.
 
+    use std::cell::RefCell;
     use std::rc::Rc;
     use std::time::Duration;
 
     use ashlar_reactor::executor::Order;
     use ashlar_reactor::join::join_all;
+    use ashlar_reactor::task::TaskId;
     use ashlar_reactor::virtual_time::VirtualBackend;
 
     use super::*;
@@ -203,7 +180,7 @@ mod tests {
         let amounts = [60, 50, 100, 10, 20, 0, 99, 1];
         reactor.block_on(join_all(amounts.map(one))).unwrap();
         assert_eq!(*order.borrow(), [60, 0, 50, 100, 10, 20, 99, 1], "nothing waits for no room");
-        assert_eq!((budget.free.get(), budget.waiting.borrow().len()), (100, 0));
+        assert_eq!((budget.free.get(), budget.waiting.len()), (100, 0));
     }
 
     /// Claims so much in a task of its own as long as that is wanted; what has come of it.
@@ -244,7 +221,7 @@ mod tests {
                     Poll::Ready(_) => panic!("there is no room"),
                 })
                 .await;
-                assert_eq!(its.waiting.borrow().len(), 2);
+                assert_eq!(its.waiting.len(), 2);
             })
             .unwrap();
         let last = claim_in_task(&reactor, &budget, 40);
@@ -256,6 +233,6 @@ mod tests {
         assert_eq!((first.outcome.get(), last.outcome.get()), (Some(false), Some(true)));
         budget.give_back(60);
         budget.give_back(40);
-        assert!(budget.waiting.borrow().is_empty() && budget.free.get() == 100);
+        assert!(budget.waiting.is_empty() && budget.free.get() == 100);
     }
 }

@@ -275,8 +275,8 @@ impl Disk {
         self.quantum.has_neighbours()
     }
 
-    /// Does a request that has waited for its turn. What does it is large, and `await` would move
-    /// it first: callers pin it where it is made.
+    /// Does a request that has waited for its turn, in the quantum of its export. What does it is
+    /// large, and `await` would move it first: callers pin it where it is made.
     #[inline]
     pub(crate) async fn serve_in(&self, turn: Turn<'_>, request: Request) -> Answer {
         match self.quantum.begin(Toll::of(&request.operation), turn.wanted).await {
@@ -285,6 +285,7 @@ impl Disk {
         }
     }
 
+    #[inline]
     async fn carry_out(&self, turn: Turn<'_>, request: Request) -> Answer {
         let Request { operation, permit } = request;
         let (began, asked) = (turn.began, asked(&operation));

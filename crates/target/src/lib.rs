@@ -7,6 +7,7 @@
 //! Modules from lowest to highest; a module uses only those above it in this list.
 
 pub mod request;
+mod waiters;
 mod budget;
 pub mod limits;
 mod neighbours;

@@ -7,8 +7,7 @@
 //!
 //! Invariant: of those that wait, who comes first begins first.
 
-use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
+use std::cell::Cell;
 use std::future::poll_fn;
 use std::rc::Rc;
 use std::task::Poll;
@@ -16,10 +15,10 @@ use std::task::Poll;
 use ashlar_reactor::backend::Instant;
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::poller::{Poller, PollerId};
-use ashlar_reactor::task::TaskId;
 
 use crate::limits::{Toll, Wanted};
 use crate::neighbours::{self, LATELY};
+use crate::waiters::Waiters;
 
 /// A request counts as no less: so many bytes are copied in the time that one without any takes.
 pub(crate) const REQUEST_BYTES_MIN: u64 = 4096;
@@ -42,18 +41,10 @@ pub(crate) struct Quantum {
     credit: Cell<i64>,
     /// The turn for which that was renewed last.
     turn: Cell<Instant>,
-    /// In the order in which they came.
-    waiting: RefCell<VecDeque<Waiter>>,
-    /// Of the last one that had to wait.
-    number: Cell<u64>,
+    /// With what each costs.
+    waiting: Waiters,
     /// Since one had to wait.
     poller: Cell<Option<PollerId>>,
-}
-
-struct Waiter {
-    number: u64,
-    cost: u64,
-    task: TaskId,
 }
 
 impl Quantum {
@@ -62,8 +53,7 @@ impl Quantum {
             reactor: reactor.clone(),
             credit: Cell::default(),
             turn: Cell::default(),
-            waiting: RefCell::default(),
-            number: Cell::default(),
+            waiting: Waiters::default(),
             poller: Cell::default(),
         })
     }
@@ -86,7 +76,7 @@ impl Quantum {
     /// its task.
     #[inline]
     pub(crate) async fn begin(self: &Rc<Self>, toll: Toll, wanted: Wanted<'_>) -> bool {
-        let (cost, is_next) = (cost_bytes(toll), self.waiting.borrow().is_empty());
+        let (cost, is_next) = (cost_bytes(toll), self.waiting.is_empty());
         if is_next {
             self.renew_in_a_new_turn();
         }
@@ -129,10 +119,7 @@ impl Quantum {
     }
 
     fn queue(self: &Rc<Self>, cost: u64) -> Place<'_> {
-        let number = self.number.get() + 1;
-        self.number.set(number);
-        let task = self.reactor.current_task();
-        self.waiting.borrow_mut().push_back(Waiter { number, cost, task });
+        let number = self.waiting.join(cost, self.reactor.current_task());
         match self.poller.get() {
             Some(poller) => self.reactor.rouse(poller),
             None => self.poller.set(Some(self.reactor.add_poller(self.clone()))),
@@ -157,23 +144,20 @@ struct Place<'a> {
 impl Place<'_> {
     /// Those before it have begun when it does.
     fn waits(&self) -> bool {
-        self.quantum.waiting.borrow().front().is_some_and(|first| first.number <= self.number)
+        self.quantum.waiting.first().is_some_and(|first| first.number <= self.number)
     }
 }
 
 impl Drop for Place<'_> {
     fn drop(&mut self) {
-        let mut waiting = self.quantum.waiting.borrow_mut();
-        // Numbers ascend in the order of the queue.
-        if let Ok(at) = waiting.binary_search_by_key(&self.number, |its| its.number) {
-            waiting.remove(at);
-        }
+        // Who may begin has been taken out.
+        let _ = self.quantum.waiting.leave(self.number);
     }
 }
 
 impl Poller for Quantum {
     fn poll(&self) -> bool {
-        if self.waiting.borrow().is_empty() {
+        if self.waiting.is_empty() {
             return false;
         }
         // In each turn, also where time stands still. And who waits is a neighbour.
@@ -181,18 +165,17 @@ impl Poller for Quantum {
         self.turn.set(now);
         self.renew();
         self.note(now);
-        let mut waiting = self.waiting.borrow_mut();
-        while let Some(first) = waiting.front()
-            && self.take(first.cost)
+        while let Some(first) = self.waiting.first()
+            && self.take(first.amount)
         {
             self.reactor.wake(first.task);
-            waiting.pop_front();
+            self.waiting.leave(first.number);
         }
         true
     }
 
     fn arm(&self) -> bool {
-        !self.waiting.borrow().is_empty()
+        !self.waiting.is_empty()
     }
 
     fn disarm(&self) {}
@@ -203,6 +186,8 @@ mod tests {
     //! Goal: beside others an export begins its quantum in a turn and no more, in order; alone, all
     //! at once.
     //! Method: requests that take no time, in virtual time, and a count of what began in each turn.
+
+    use std::cell::RefCell;
 
     use ashlar_reactor::executor::Order;
     use ashlar_reactor::virtual_time::VirtualBackend;

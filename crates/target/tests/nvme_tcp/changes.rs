@@ -39,10 +39,7 @@ fn a_host_is_told_of_what_changes() {
     assert_eq!(blocks, 2 * DISK / 512);
     host.write(1, blocks - 1, &[5; 512]);
     // Another policy: single blocks are atomic, and 64 KiB were.
-    let nawupf = |host: &mut Host| {
-        let (_, page) = host.admin.run(Command::identify_namespace(1), 4096);
-        u16::from_le_bytes([page[36], page[37]])
-    };
+    let nawupf = |host: &mut Host| host.admin.blocks_atomic() - 1;
     assert_eq!(nawupf(&mut host), 127);
     let event = host.admin.ask(Command::async_event(), 0);
     offered.export.set_atomic_bytes(0);

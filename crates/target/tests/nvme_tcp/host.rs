@@ -339,6 +339,14 @@ impl Wire {
         assert_eq!(self.property(Property::Status) & 1, 1, "it is ready");
     }
 
+    /// Up to how many blocks a write to namespace 1 is atomic across a power failure (NVM Express
+    /// Base 2.0, NAWUPF).
+    pub fn blocks_atomic(&mut self) -> u32 {
+        let (status, page) = self.run(Command::identify_namespace(1), 4096);
+        assert!(status.is_success());
+        u32::from(u16::from_le_bytes([page[36], page[37]])) + 1
+    }
+
     pub fn property(&mut self, property: Property) -> u64 {
         let id = self.submit(fabrics::property_get(property), Sgl::Transport { bytes: 0 }, &[]);
         let (completion, _) = self.wait(id).unwrap();
