@@ -580,7 +580,7 @@ impl Array {
     }
 
     pub fn state(&self) -> ArrayState {
-        if self.members.all_durably_trusted() {
+        if self.members.all_trusted() {
             ArrayState::Optimal
         } else if self.members.serves_all() {
             ArrayState::Degraded
@@ -601,7 +601,7 @@ impl Array {
             index: MemberIndex::new(index),
             drive_uuid: member.drive_uuid,
             drive: member.drive.clone(),
-            state: self.members.durable_state(member),
+            state: member.state,
             rebuilt_stripes: self.members.rebuilt(member),
             catches_up: member.catches_up,
             is_needed: self.members.is_needed(MemberIndex::new(index)),

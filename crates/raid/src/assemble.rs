@@ -5,7 +5,7 @@
 //!
 //! | its state there | drive here | becomes |
 //! |---|---|---|
-//! | trusted | yes | trusted |
+//! | trusted | yes | trusted; rebuilding, if too few of the others know that, and are enough |
 //! | trusted, rebuilding | yes, with a copy of before | stale, if the others can stand for it |
 //! | any | yes, after it went on without those that are trusted | refused; by force stale |
 //! | trusted | no | absent; the array starts if the others can stand for it |
@@ -23,25 +23,25 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use ashlar_drive::drive::Drive;
-use ashlar_format::array_superblock::{
-    ArraySuperblock, ERA_BELIEVED_MAX, MemberState, Policy, SLOTS, StoredMember,
-};
-use ashlar_format::record::{self, Header, RecordError};
+use ashlar_format::array_superblock::{ArraySuperblock, MemberState, Policy};
+use ashlar_format::record;
 use ashlar_format::region_map::{self, MapKind, REGIONS_PER_PAGE, RegionMapPage};
 use ashlar_format::units::{MemberIndex, to_usize};
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::join::join_all;
-use zerocopy::IntoBytes;
 
+use crate::apart::{choose, strayed, survives_without};
+use crate::candidate::{
+    Candidate, candidates, known_of, layout_of, newest_among, sequence, trusts,
+};
 use crate::error::AssembleError;
 use crate::filled::Filled;
-use crate::label::{self, Label};
+use crate::label;
 use crate::layout::Layout;
 use crate::lease::{Claim, Host, Place};
 use crate::member::{Keeper, Member};
 use crate::members::{Identity, Restripe};
-use crate::newer;
-use crate::own_generation::{OwnGeneration, SEQUENCES_PER_START, Slot, in_slot_of};
+use crate::own_generation::{SEQUENCES_PER_START, in_slot_of};
 use crate::policy::is_journaled;
 use crate::region_map::StoredMap;
 use crate::scrub_plan::ScrubMark;
@@ -80,7 +80,7 @@ pub struct Known {
 
 impl AssembleOptions {
     /// Whether this drive held everything when this host had the array last.
-    fn had(&self, drive: [u8; 16]) -> bool {
+    pub(crate) fn had(&self, drive: [u8; 16]) -> bool {
         self.known.as_ref().is_some_and(|known| known.current.contains(&drive))
     }
 }
@@ -130,47 +130,6 @@ impl Newest {
     }
 }
 
-struct Candidate {
-    drive: Rc<Drive>,
-    label: Label,
-    superblock: Option<ArraySuperblock>,
-    slots: [Slot; 2],
-    /// Of the newest lease on it; 0: there is none. `None`: it cannot be read.
-    epoch: Option<u64>,
-}
-
-impl Candidate {
-    fn new(
-        drive: Rc<Drive>,
-        label: Label,
-        superblocks: Superblocks,
-        epoch: Option<u64>,
-    ) -> Candidate {
-        let slots = superblocks.each_ref().map(|found| match found {
-            Ok(superblock) => Slot::Has(sequence(superblock)),
-            Err(slot) => *slot,
-        });
-        let superblock = newest_of(superblocks);
-        let is_first = superblock.as_ref().is_some_and(|its| is_first(its, &label));
-        // Of one that took superblocks before, its beginning is damaged.
-        let slots = slots.map(|slot| match slot {
-            Slot::Empty if !is_first => Slot::Unreadable,
-            Slot::Has(_) | Slot::Empty | Slot::Unreadable => slot,
-        });
-        Candidate { drive, label, superblock, slots, epoch }
-    }
-}
-
-/// Whether the newest superblock of a drive knows of none that it had before.
-fn is_first(newest: &ArraySuperblock, label: &Label) -> bool {
-    let mut members = newest.members().iter().zip(&newest.sure_generations);
-    members.any(|(member, sure)| member.drive == label.drive_uuid && sure.get() == 0)
-}
-
-fn sequence(superblock: &ArraySuperblock) -> u64 {
-    superblock.header.sequence.get()
-}
-
 /// `claim`: the lease that this host has taken for it.
 pub(crate) async fn find(
     reactor: &Reactor,
@@ -189,7 +148,8 @@ pub(crate) async fn find(
         Some(claim) => claim.epoch_before(),
         None => candidates.iter().filter_map(|its| its.epoch).max().unwrap_or(0),
     };
-    let candidates = choose(candidates, options);
+    let last = options.known.as_ref().map_or(0, |known| known.epoch);
+    let candidates = choose(candidates, |drive| options.had(drive), last);
     let superblocks = || candidates.iter().filter_map(|candidate| candidate.superblock.as_ref());
     let era = superblocks().map(|superblock| superblock.era.get()).max().unwrap_or(0);
     let newest = newest_among(&candidates).ok_or(AssembleError::NoSuperblock)?.clone();
@@ -209,6 +169,7 @@ pub(crate) async fn find(
     // What was moved to new stripes may be in the journal only.
     let journaled = journal.from != 0 || is_journaled(policy, &identity.layout(), || true);
     judge(&identity.layout(), journaled, &members, &age, options)?;
+    let fences = doubt(&identity.layout(), &mut members, &candidates) || fences;
     let settings = Settings::from_stored(newest.settings);
     let scrub = ScrubMark { next: newest.scrub_next.get(), began_s: newest.scrub_began.get() };
     let identity = Rc::new(identity);
@@ -230,91 +191,10 @@ pub(crate) async fn find(
     })
 }
 
-/// What is on the drives. One that does not answer is one that is not here.
-async fn candidates(
-    reactor: &Reactor,
-    drives: Vec<Rc<Drive>>,
-) -> Result<Vec<Candidate>, AssembleError> {
-    let mut candidates = Vec::new();
-    for drive in drives {
-        if let Ok(Some(label)) = label::read(reactor, &drive).await {
-            let superblocks = superblocks(reactor, &drive, &label).await?;
-            newer::refuse(reactor, &drive, &label).await?;
-            let seen = Place::on(&drive, &label).read(reactor, label.array).await.ok();
-            let seen = seen.filter(|seen| seen.is_whole);
-            let epoch = seen.map(|seen| seen.newest.map_or(0, |lease| lease.epoch.get()));
-            candidates.push(Candidate::new(drive, label, superblocks, epoch));
-        }
-    }
-    Ok(candidates)
-}
-
-fn newest_among<'a>(
-    candidates: impl IntoIterator<Item = &'a Candidate>,
-) -> Option<&'a ArraySuperblock> {
-    let superblocks = candidates.into_iter().filter_map(|its| its.superblock.as_ref());
-    superblocks.max_by_key(|superblock| superblock.age())
-}
-
 /// What a start goes on from: beyond all that any member has, absent ones too as far as can be. The
 /// first superblock that is written is not in the place of the one that is `newest`.
 fn first_generation(newest: u64, highest: u64) -> u64 {
     in_slot_of(newest, highest + SEQUENCES_PER_START)
-}
-
-/// Or what stands there instead.
-type Superblocks = [Result<ArraySuperblock, Slot>; 2];
-const _: () = assert!(SLOTS == 2);
-
-pub(crate) async fn newest_superblock(
-    reactor: &Reactor,
-    drive: &Rc<Drive>,
-    label: &Label,
-) -> Result<Option<ArraySuperblock>, AssembleError> {
-    Ok(newest_of(superblocks(reactor, drive, label).await?))
-}
-
-fn newest_of(superblocks: Superblocks) -> Option<ArraySuperblock> {
-    superblocks.into_iter().flatten().max_by_key(sequence)
-}
-
-/// What stands in the slots of a drive, as far as it can be read and is of this array.
-async fn superblocks(
-    reactor: &Reactor,
-    drive: &Rc<Drive>,
-    label: &Label,
-) -> Result<Superblocks, AssembleError> {
-    let mut superblocks: Superblocks = [Err(Slot::Unreadable), Err(Slot::Unreadable)];
-    for (slot, found) in superblocks.iter_mut().enumerate() {
-        let home = label.layout.superblocks.offset + slot as u64 * ArraySuperblock::BYTES;
-        let read = label::read_bytes(reactor, drive, home, ArraySuperblock::BYTES).await;
-        let Ok(mut bytes) = read else { continue };
-        record::upgrade::<ArraySuperblock>(&mut bytes);
-        match record::open::<ArraySuperblock>(&bytes, Some(label.drive_uuid), home) {
-            Ok(superblock) if superblock.era.get() > ERA_BELIEVED_MAX => {}
-            Ok(superblock) if superblock.array == label.array => *found = Ok(superblock.clone()),
-            // Whatever an older one says is outdated.
-            Err(RecordError::Version(version)) => {
-                let drive = drive.name().to_owned();
-                return Err(AssembleError::Newer { drive, what: "superblock", version });
-            }
-            Ok(_) | Err(RecordError::Blank | RecordError::Foreign) => *found = Err(Slot::Empty),
-            Err(_) => {}
-        }
-    }
-    Ok(superblocks)
-}
-
-fn layout_of(superblock: &ArraySuperblock) -> Option<Layout> {
-    Some(Layout {
-        level: superblock.level().ok()?,
-        data: superblock.data_chunks,
-        parity: superblock.parity_chunks,
-        copies: superblock.copies,
-        groups: superblock.groups,
-        chunk_bytes: superblock.chunk_bytes.get(),
-        stripes: superblock.stripes.get(),
-    })
 }
 
 fn identity_of(superblock: &ArraySuperblock) -> Option<Identity> {
@@ -376,7 +256,6 @@ fn members_of(
             behind: None,
             own: known,
             fences: 0,
-            trusted_from: 0,
         });
     }
     Ok(members)
@@ -405,232 +284,6 @@ fn outdated(members: &[Member], candidates: &[Candidate], newest: u64) -> Vec<Me
     all.map(|(index, _)| MemberIndex::new(index)).collect()
 }
 
-/// Of the drive of a member, as this superblock knows it.
-fn known_of(superblock: &ArraySuperblock, index: usize) -> OwnGeneration {
-    let asked = superblock.members()[index].asked_generation.get();
-    OwnGeneration::stored(superblock.sure_generations[index].get(), asked)
-}
-
-/// Where a member is that can tell what another has.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Relied {
-    Here,
-    Away,
-    /// It was relied on, until it missed something, and was used nowhere else since.
-    Before,
-}
-
-/// Such a member.
-pub(crate) struct Peer {
-    pub(crate) drive: [u8; 16],
-    pub(crate) relied: Relied,
-    /// [`Layout::set_of`].
-    pub(crate) set: Option<usize>,
-    pub(crate) own: OwnGeneration,
-}
-
-/// Those of an array, as its superblock of generation `newest` knows them.
-pub(crate) struct Peers {
-    pub(crate) newest: u64,
-    pub(crate) peers: Vec<Peer>,
-}
-
-/// Whether a drive that took what it was never given by `others` has what they lack: as its own
-/// superblock has it, it holds everything, without them.
-pub(crate) fn went_on_alone(own: &ArraySuperblock, drive: [u8; 16], others: &Peers) -> bool {
-    trusts(own, drive) && relies_on_none(own, drive, others)
-}
-
-/// Whether a drive that took what it was never given by `others` was used without them. (When
-/// somebody is fenced, all of the same set that are relied on from there on have a superblock that
-/// says so, and nothing of the set is acknowledged before: see `Members::fence_those_beside`. So
-/// where one of them that never heard of it is relied on, it has nothing that they lack. Of one
-/// that is away nobody knows what it heard, unless it surely took something later from the others:
-/// then they have what it had, also if they went on without it since.)
-fn relies_on_none(own: &ArraySuperblock, drive: [u8; 16], others: &Peers) -> bool {
-    let index = own.members().iter().position(|its| its.drive == drive);
-    let set = index.and_then(|index| set_of(own, index));
-    let is_beside = |its: &&Peer| its.set.is_some() && its.set == set;
-    let trusts = |its: &Peer| trusts(own, its.drive);
-    let took_later = |its: &Peer| its.own.is_past(sequence(own), others.newest);
-    let all = || others.peers.iter();
-    let mut before = all().filter(|its| its.relied == Relied::Before).filter(is_beside);
-    if before.any(|its| took_later(its) && trusts(its)) {
-        return false;
-    }
-    let now = || all().filter(|its| its.relied != Relied::Before);
-    let is_unaware = |its: &Peer| its.relied == Relied::Here || took_later(its);
-    let can_tell = now().any(is_unaware);
-    // Where nobody can tell, nobody tells that it has nothing which they lack.
-    let asked = || now().filter(|its| !can_tell || is_unaware(its));
-    if asked().any(|its| is_beside(&its)) {
-        return !asked().filter(is_beside).any(trusts);
-    }
-    // Where none is left of the set, the others can tell, if it has fenced nobody of its own.
-    let trusts_its_own = now().filter(is_beside).all(trusts);
-    asked().next().is_some() && !(trusts_its_own && asked().any(trusts))
-}
-
-fn set_of(superblock: &ArraySuperblock, index: usize) -> Option<usize> {
-    Some(layout_of(superblock)?.set_of(MemberIndex::new(index)))
-}
-
-fn trusts(superblock: &ArraySuperblock, drive: [u8; 16]) -> bool {
-    let mut members = superblock.members().iter();
-    members.any(|its| its.drive == drive && its.state() == Ok(MemberState::Trusted))
-}
-
-/// Drives of an array, as one of its superblocks tells them apart.
-struct Apart<'a> {
-    /// That it relies on.
-    ours: Vec<&'a Candidate>,
-    /// These, those that are away, and those that it relied on before.
-    peers: Peers,
-    /// That took what it never gave them.
-    beyond: Vec<(MemberIndex, &'a Candidate)>,
-}
-
-impl<'a> Apart<'a> {
-    fn by(newest: &ArraySuperblock, candidates: &'a [Candidate]) -> Apart<'a> {
-        // Two histories may be of one age.
-        let has_newest =
-            |own: &ArraySuperblock| own.age() == newest.age() && says_the_same(own, newest);
-        let (mut ours, mut beyond) = (Vec::new(), Vec::new());
-        for candidate in candidates {
-            let drive = candidate.label.drive_uuid;
-            let index = newest.members().iter().position(|stored| stored.drive == drive);
-            let (Some(own), Some(index)) = (&candidate.superblock, index) else { continue };
-            if !has_newest(own) && known_of(newest, index).is_beyond(sequence(own)) {
-                beyond.push((MemberIndex::new(index), candidate));
-            } else if trusts(newest, drive) {
-                ours.push(candidate);
-            }
-        }
-        let peer = |(index, stored): (usize, &StoredMember)| {
-            let drive = stored.drive;
-            let is_it = |its: &Candidate| its.label.drive_uuid == drive;
-            let was_relied_on = stored.state() == Ok(MemberState::Stale) && stored.catches_up == 1;
-            let relied = if trusts(newest, drive) && ours.iter().any(|its| is_it(its)) {
-                Relied::Here
-            } else if trusts(newest, drive) && !candidates.iter().any(is_it) {
-                Relied::Away
-            } else if was_relied_on && !beyond.iter().any(|(_, its)| is_it(its)) {
-                Relied::Before
-            } else {
-                return None;
-            };
-            let (set, own) = (set_of(newest, index), known_of(newest, index));
-            Some(Peer { drive, relied, set, own })
-        };
-        let peers = newest.members().iter().enumerate().filter_map(peer).collect();
-        let peers = Peers { newest: sequence(newest), peers };
-        Apart { peers, ours, beyond }
-    }
-
-    /// Whether a drive that took what it was never given by those that are relied on was used
-    /// without them.
-    fn is_without_ours(&self, its: &Candidate) -> bool {
-        let drive = its.label.drive_uuid;
-        its.superblock.as_ref().is_some_and(|own| relies_on_none(own, drive, &self.peers))
-    }
-
-    /// Those that were.
-    fn strays(&self) -> impl Iterator<Item = (MemberIndex, &'a Candidate)> {
-        let beyond = self.beyond.iter().copied();
-        beyond.filter(|(_, its)| self.is_without_ours(its))
-    }
-
-    /// Strays that have what the others lack. One that was just filled has not.
-    fn others(&self) -> Vec<&'a Candidate> {
-        let holds_all = |its: &Candidate| {
-            its.superblock.as_ref().is_some_and(|own| trusts(own, its.label.drive_uuid))
-        };
-        self.strays().map(|(_, its)| its).filter(|its| holds_all(its)).collect()
-    }
-
-    fn refused(&self) -> AssembleError {
-        let name = |its: &&Candidate| its.drive.name().to_owned();
-        let names = |drives: &[&Candidate]| drives.iter().map(name).collect::<Vec<_>>();
-        let mut ours = names(&self.ours);
-        if ours.is_empty() {
-            ours.push("absent members".into());
-        }
-        AssembleError::Apart { ours, others: names(&self.others()) }
-    }
-}
-
-/// Of drives that went on without each other, those that this host had last, and what belongs to
-/// them, if none of the others has a later lease than it knows of.
-fn choose(candidates: Vec<Candidate>, options: &AssembleOptions) -> Vec<Candidate> {
-    let is_ours = |its: &&Candidate| options.had(its.label.drive_uuid);
-    let is_apart = |newest| !Apart::by(newest, &candidates).others().is_empty();
-    let ours = newest_among(candidates.iter().filter(is_ours));
-    let Some(ours) = ours.filter(|_| newest_among(&candidates).is_some_and(is_apart)) else {
-        return candidates;
-    };
-    let apart = Apart::by(ours, &candidates);
-    // It would decide, though it may have nothing that ours lack.
-    let is_newer = |its: &Candidate| {
-        let own = its.superblock.as_ref();
-        own.is_some_and(|own| own.age() >= ours.age() && !says_the_same(own, ours))
-    };
-    let is_stray = |its: &Candidate| {
-        let is_it = |other: &Candidate| other.label.drive_uuid == its.label.drive_uuid;
-        // Without a place among ours it may have, with the others, that of one of ours.
-        let mut named = ours.members().iter();
-        match named.any(|named| named.drive == its.label.drive_uuid) {
-            true if is_newer(its) => apart.beyond.iter().any(|(_, beyond)| is_it(beyond)),
-            true => apart.strays().any(|(_, stray)| is_it(stray)),
-            false => is_newer(its) || apart.is_without_ours(its),
-        }
-    };
-    let stray: Vec<bool> = candidates.iter().map(is_stray).collect();
-    let last = options.known.as_ref().map_or(0, |known| known.epoch);
-    let is_later = |its: &Candidate| its.epoch.is_none_or(|epoch| epoch > last);
-    let mut strays = candidates.iter().zip(&stray).filter(|(_, is_stray)| **is_stray);
-    if strays.any(|(its, _)| is_ours(&its) || is_later(its)) {
-        return candidates;
-    }
-    let all = candidates.into_iter().zip(stray);
-    all.filter(|(_, is_stray)| !is_stray).map(|(its, _)| its).collect()
-}
-
-/// Members to be read whose drives were used apart. None are but by force, if they have what the
-/// others lack; and only if those that the newest superblock relies on are enough.
-fn strayed(
-    newest: &ArraySuperblock,
-    layout: &Layout,
-    members: &[Member],
-    candidates: &[Candidate],
-    force: bool,
-) -> Result<Vec<MemberIndex>, AssembleError> {
-    let apart = Apart::by(newest, candidates);
-    let mut strays: Vec<MemberIndex> = apart.strays().map(|(index, _)| index).collect();
-    let may_go = force && survives_without(layout, members, &strays);
-    if !apart.others().is_empty() && !may_go {
-        return Err(apart.refused());
-    }
-    strays.retain(|index| members[index.index()].state != MemberState::Stale);
-    Ok(strays)
-}
-
-/// Whether two superblocks are one, as different drives have it.
-fn says_the_same(one: &ArraySuperblock, other: &ArraySuperblock) -> bool {
-    let mut one = one.clone();
-    one.member = other.member;
-    let content = |its: &ArraySuperblock| its.as_bytes()[size_of::<Header>()..].to_vec();
-    content(&one) == content(other)
-}
-
-/// Whether the trusted members that are here are enough without these.
-fn survives_without(layout: &Layout, members: &[Member], without: &[MemberIndex]) -> bool {
-    let here = |(index, member): (usize, &Member)| {
-        let is_here = member.drive.is_some() && member.state == MemberState::Trusted;
-        is_here && !without.contains(&MemberIndex::new(index))
-    };
-    layout.survives(&members.iter().enumerate().map(here).collect::<Vec<_>>())
-}
-
 /// What such members lack nobody knows: they are filled anew. If the others cannot stand for them,
 /// nothing is served from them but by force. Whether some are stale now.
 fn distrust(
@@ -653,6 +306,39 @@ fn distrust(
     }
     let drive = members[first.index()].drive.as_ref().map(|drive| drive.name().to_owned());
     Err(AssembleError::CopyOfBefore { drive: drive.unwrap_or_default(), member: *first })
+}
+
+/// Members of which not enough of the others know that they are trusted: their rebuild was about to
+/// end (see `members::trust`), and nothing rests on them yet. They are rebuilding, with everything
+/// filled, if the others are enough. Whether any are.
+fn doubt(layout: &Layout, members: &mut [Member], candidates: &[Candidate]) -> bool {
+    let mut doubted = false;
+    for index in 0..members.len() {
+        let its = &members[index];
+        let others = |is_one: &dyn Fn(&Member) -> bool| {
+            let is_it = |(at, other): (usize, &Member)| {
+                let trusted = other.state == MemberState::Trusted && other.drive.is_some();
+                at != index && trusted && is_one(other)
+            };
+            layout.survives(&members.iter().enumerate().map(is_it).collect::<Vec<_>>())
+        };
+        let is_told = |other: &Member| {
+            let mut own = candidates.iter().filter(|own| own.label.drive_uuid == other.drive_uuid);
+            let own = own.next().and_then(|own| own.superblock.as_ref());
+            // One without a superblock is not started alone; and of members that were added since
+            // nobody could go on without those that know.
+            own.is_none_or(|own| own.members().len() <= index || trusts(own, its.drive_uuid))
+        };
+        let trusted = its.state == MemberState::Trusted && its.drive.is_some();
+        if trusted && others(&|_| true) && !others(&is_told) {
+            let all = Filled::up_to(layout.stripes);
+            let member = &mut members[index];
+            member.state = MemberState::Rebuilding;
+            (member.filled, member.filled_flushed) = (all.clone(), all);
+            doubted = true;
+        }
+    }
+    doubted
 }
 
 /// Of an array, as its drives that are here say it.

@@ -21,8 +21,9 @@ use ashlar_format::drive_label::MemberLayout;
 use ashlar_format::units::{Area, MemberIndex};
 use ashlar_reactor::range_lock::Mode;
 
+use crate::apart::{Peer, Peers, Relied, went_on_alone};
 use crate::array::Array;
-use crate::assemble::{Peer, Peers, Relied, newest_superblock, went_on_alone};
+use crate::candidate::newest_superblock;
 use crate::error::{ArrayError, ChangeError};
 use crate::label::{self, Label};
 use crate::member::Member;

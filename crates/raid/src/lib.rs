@@ -67,6 +67,8 @@ mod scrub_store;
 mod scrub;
 mod table;
 mod newer;
+mod candidate;
+mod apart;
 mod assemble;
 mod catch_up;
 pub mod start;

@@ -36,8 +36,6 @@ pub struct Member {
     /// Times it became stale since the array was started: what was done for it before counts no
     /// longer, though it may have the same drive again.
     pub fences: u64,
-    /// Generation of the superblock that trusts it, if it was rebuilt since the array was started.
-    pub(crate) trusted_from: u64,
 }
 
 impl Member {
@@ -58,7 +56,6 @@ impl Member {
             behind: None,
             own: OwnGeneration::default(),
             fences: 0,
-            trusted_from: 0,
         }
     }
 
@@ -87,6 +84,15 @@ impl Member {
         self.fences += 1;
         self.filled = Filled::default();
         self.filled_flushed = Filled::default();
+        self.behind = None;
+    }
+
+    /// It was rebuilt.
+    pub(crate) fn become_trusted(&mut self) {
+        self.state = MemberState::Trusted;
+        self.filled = Filled::default();
+        self.filled_flushed = Filled::default();
+        self.catches_up = false;
         self.behind = None;
     }
 

@@ -7,6 +7,8 @@
 //! - nobody is fenced whom the others cannot stand for, nor while the array has failed as a whole:
 //!   members that hear nothing of it could be started without those that have it, and two that
 //!   are stale keep each other from catching up (but see `set_forced`);
+//! - nobody is trusted anew before those that were trusted already, and are enough by themselves,
+//!   know of it (`trust`): started without it they would believe that nobody went on alone;
 //! - generations only grow, and one superblock write runs at a time.
 
 use std::cell::{Cell, Ref, RefCell};
@@ -39,6 +41,7 @@ use crate::witness::{Testimony, Witness};
 use crate::write_plan::{bits, each};
 
 mod superblock;
+mod trust;
 
 /// What an array is. Of this only its size changes while it runs (see `grow`).
 pub struct Identity {
@@ -321,14 +324,6 @@ impl Members {
         self.all_trusted() || self.survives_without(&[])
     }
 
-    /// As the drives tell: who was rebuilt is trusted once a durable superblock says so. (A power
-    /// cut before that leaves it to be rebuilt, so nobody else is to be pulled yet.)
-    pub fn durable_state(&self, member: &Member) -> MemberState {
-        let waits = member.trusted_from > self.durable_generation.get();
-        let trusted = member.state == MemberState::Trusted;
-        if trusted && waits { MemberState::Rebuilding } else { member.state }
-    }
-
     /// Stripes that the member was given, as far as it was to be rebuilt.
     pub fn rebuilt(&self, member: &Member) -> u64 {
         let all = self.identity.layout().stripes;
@@ -344,12 +339,6 @@ impl Members {
 
     pub fn all_trusted(&self) -> bool {
         self.list.borrow().iter().all(Member::is_whole)
-    }
-
-    /// The same, and all drives say so.
-    pub fn all_durably_trusted(&self) -> bool {
-        let is_durable = |its: &Member| self.durable_state(its) == MemberState::Trusted;
-        self.all_trusted() && self.list.borrow().iter().all(is_durable)
     }
 
     /// Whether somebody lacks what only the maps can tell.

@@ -12,7 +12,7 @@
 //! A start of the array elsewhere goes on from far beyond all that its drives have (see
 //! `assemble::first_generation`): one that is newer by less took the beginning of a change that the
 //! others never heard of, when a crash came, unless it relies on none of them by then (see
-//! `assemble::went_on_alone`). (One that alone took the first superblock of a start
+//! `apart::went_on_alone`). (One that alone took the first superblock of a start
 //! cannot be told from one that was used elsewhere, unless one that it relied on took later ones
 //! from the others: it is refused, until an operator says that it may be overwritten.)
 

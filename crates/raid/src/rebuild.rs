@@ -26,7 +26,6 @@ use smallvec::SmallVec;
 
 use crate::array::{Array, RequestGuard};
 use crate::error::ArrayError;
-use crate::filled::Filled;
 use crate::lanes::{Lane, Lanes};
 use crate::layout::Positions;
 use crate::member::Member;
@@ -478,21 +477,15 @@ impl Array {
         self.written.settle().await.map_err(|error| error.to_string())?;
         self.write_sums().await.map_err(|error| error.to_string())?;
         target.drive.flush().await.map_err(|error| error.to_string())?;
-        let next = self.members.generation() + 1;
-        let changed = self.members.change(target.index, |member| {
-            // It may have been fenced, or replaced, while the flush ran.
-            if target.is_still(member) {
-                member.state = state;
-                member.filled_flushed = filled;
-                if state == MemberState::Trusted {
-                    member.filled = Filled::default();
-                    member.filled_flushed = Filled::default();
-                    member.trusted_from = next;
-                    member.catches_up = false;
-                    member.behind = None;
-                }
-            }
-        });
-        changed.await.map_err(|error| error.to_string())
+        // It may have been fenced, or replaced, while the flush ran.
+        if self.data_of(target).is_none() {
+            return Ok(());
+        }
+        let save = |member: &mut Member| member.filled_flushed = filled;
+        let mut saved = self.members.change(target.index, save).await;
+        if saved.is_ok() && state == MemberState::Trusted {
+            saved = self.members.trust(target.index, |member| target.is_still(member)).await;
+        }
+        saved.map_err(|error| error.to_string())
     }
 }

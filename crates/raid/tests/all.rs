@@ -36,6 +36,7 @@ mod missed;
 mod no_space;
 mod pace;
 mod rebuild;
+mod rebuilt_last;
 mod recovery;
 mod refused;
 mod rest;

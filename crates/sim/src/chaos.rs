@@ -426,13 +426,13 @@ async fn policy_change(life: &Rc<Life>, prng: &mut Prng) {
         life.oracle.borrow_mut().no_longer_atomic();
     }
     life.world.borrow_mut().changes.policy += 1;
-    let outages = life.outages();
+    let turns = life.outage_turns();
     let done = life.array.set_policy(policy).await;
     life.world.borrow_mut().changes.policy -= u64::from(done.is_err());
     life.note(|| format!("policy {policy:?}: {done:?}"));
     match done {
         Ok(()) | Err(ChangeError::Array(ArrayError::Stopped)) => {}
-        Err(error) if life.may_not_fail(outages) => {
+        Err(error) if life.may_not_fail(turns) => {
             life.fail(format!("the policy cannot be changed: {error}"));
         }
         Err(_) => {}
@@ -450,14 +450,14 @@ async fn grow(life: &Rc<Life>, prng: &mut Prng) {
     }
     let before = life.array.capacity();
     life.world.borrow_mut().changes.grown += 1;
-    let outages = life.outages();
+    let turns = life.outage_turns();
     let done = life.array.grow().await;
     life.world.borrow_mut().changes.grown -= u64::from(done.is_err());
     life.note(|| format!("grow from {before}: {done:?}"));
     match done {
         Ok(_) => widen(life).await,
         Err(ChangeError::Array(ArrayError::Lost | ArrayError::NoSpace))
-            if life.may_not_fail(outages) =>
+            if life.may_not_fail(turns) =>
         {
             life.fail(format!("the array cannot grow: {done:?}"));
         }
@@ -479,7 +479,7 @@ async fn add_members(life: &Rc<Life>, prng: &mut Prng) {
         drives.push((fleet.uuid(drive), fleet.open(&life.reactor, drive)));
     }
     life.world.borrow_mut().changes.added += 1;
-    let outages = life.outages();
+    let turns = life.outage_turns();
     let done = life.array.add_members(drives).await;
     life.world.borrow_mut().changes.added -= u64::from(done.is_err());
     life.note(|| format!("members are added to {}: {done:?}", layout.members()));
@@ -489,7 +489,7 @@ async fn add_members(life: &Rc<Life>, prng: &mut Prng) {
             life.world.borrow_mut().plan(prng.below(2000), AtCompletion::Dark);
         }
         Err(ChangeError::Array(ArrayError::Lost | ArrayError::NoSpace))
-            if life.may_not_fail(outages) =>
+            if life.may_not_fail(turns) =>
         {
             life.fail(format!("members cannot be added: {done:?}"));
         }
@@ -515,7 +515,7 @@ async fn widen(life: &Rc<Life>) {
 /// Volumes beside the one that is worked on come and go.
 async fn pool_change(life: &Rc<Life>, prng: &mut Prng) {
     let stripe = life.array.stripe_bytes();
-    let (name, outages) = ("extra", life.outages());
+    let (name, turns) = ("extra", life.outage_turns());
     let extra = life.pool.volume(name).map(|extra| extra.bytes());
     let (what, then) = match (extra, prng.chance(1, 2)) {
         (None, _) => ("create", Some(2 * stripe)),
@@ -535,7 +535,7 @@ async fn pool_change(life: &Rc<Life>, prng: &mut Prng) {
     let stopped = PoolError::Array(ArrayError::Stopped);
     match done {
         Err(error) if error == stopped => {}
-        Err(PoolError::Array(error)) if life.may_not_fail(outages) => {
+        Err(PoolError::Array(error)) if life.may_not_fail(turns) => {
             life.fail(format!("{what} of a volume failed: {error}"));
         }
         Err(_) | Ok(()) => {}

@@ -52,27 +52,27 @@ async fn create(life: &Rc<Life>, index: usize, prng: &mut Prng) {
     let bytes = life.array.stripe_bytes() * (1 + prng.below(3)) - 512 * prng.below(9);
     let uuid = life.oracle.borrow_mut().volumes.new_uuid();
     begin(life, index, Some(bytes));
-    let outages = life.outages();
+    let turns = life.outage_turns();
     let done = life.pool.create(uuid, NAMES[index], bytes).await.map(drop);
-    end(life, index, (Change::Create, Some(bytes)), outages, done);
+    end(life, index, (Change::Create, Some(bytes)), turns, done);
 }
 
 async fn resize(life: &Rc<Life>, index: usize, more: u64) {
     let Some(volume) = life.pool.volume(NAMES[index]) else { return };
     let bytes = volume.bytes() + more;
     begin(life, index, Some(bytes));
-    let outages = life.outages();
+    let turns = life.outage_turns();
     let done = life.pool.resize(NAMES[index], bytes).await;
-    end(life, index, (Change::Resize, Some(bytes)), outages, done);
+    end(life, index, (Change::Resize, Some(bytes)), turns, done);
 }
 
 async fn delete(life: &Rc<Life>, index: usize) {
     life.others.hide(index);
     life.waiting.until(&life.reactor, || !life.others.is_used(index)).await;
     begin(life, index, None);
-    let outages = life.outages();
+    let turns = life.outage_turns();
     let done = life.pool.delete(NAMES[index]).await;
-    end(life, index, (Change::Delete, None), outages, done);
+    end(life, index, (Change::Delete, None), turns, done);
 }
 
 fn begin(life: &Life, index: usize, then: Extent) {
@@ -83,7 +83,7 @@ fn end(
     life: &Life,
     index: usize,
     (change, then): (Change, Extent),
-    outages: u64,
+    turns: u64,
     done: Result<(), PoolError>,
 ) {
     let name = NAMES[index];
@@ -98,7 +98,7 @@ fn end(
     life.world.borrow_mut().volumes_made += u64::from(change == Change::Create && done.is_ok());
     match done {
         Ok(()) | Err(PoolError::Array(ArrayError::Stopped)) => {}
-        Err(PoolError::Array(error)) if life.may_not_fail(outages) => {
+        Err(PoolError::Array(error)) if life.may_not_fail(turns) => {
             life.fail(format!("{change:?} of volume {name} failed: {error}"));
         }
         Err(_) => {}

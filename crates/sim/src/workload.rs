@@ -61,8 +61,8 @@ pub struct Life {
     pub working: Cell<usize>,
     pub waiting: WaitList,
     pub outage: Cell<Outage>,
-    /// So many have begun.
-    pub outages_begun: Cell<u64>,
+    /// So often has one begun or ended.
+    pub outage_turns: Cell<u64>,
     /// The journal covers all writes of this life.
     pub covered: Rc<Cell<bool>>,
     pub sight: Sight,
@@ -90,7 +90,7 @@ struct Before {
     /// Some of its stripes wait for resync.
     unsure: bool,
     /// There had been so many.
-    outages: u64,
+    outage_turns: u64,
 }
 
 impl Life {
@@ -112,11 +112,11 @@ impl Life {
             // Those of before are in sync; new ones are named by what brings them.
             self.unsure.borrow_mut().clear();
         }
-        Before { unsure: self.is_unsure(served, offset, len), outages: self.outages() }
+        Before { unsure: self.is_unsure(served, offset, len), outage_turns: self.outage_turns() }
     }
 
-    pub fn outages(&self) -> u64 {
-        self.outages_begun.get()
+    pub fn outage_turns(&self) -> u64 {
+        self.outage_turns.get()
     }
 
     pub fn is_out(&self) -> bool {
@@ -145,21 +145,21 @@ impl Life {
         }
     }
 
-    /// Whether a change that began when there had been so many outages was bound to succeed.
-    pub fn may_not_fail(&self, outages: u64) -> bool {
-        !self.plan.beyond && self.unsure.borrow().is_empty() && !self.was_out(outages)
+    /// Whether a change that began after so many turns of outages was bound to succeed.
+    pub fn may_not_fail(&self, turns: u64) -> bool {
+        !self.plan.beyond && self.unsure.borrow().is_empty() && !self.was_out(turns)
     }
 
-    /// Whether there was an outage in a time that began when there had been so many, or the array
-    /// may be lost to another host.
-    pub fn was_out(&self, begun: u64) -> bool {
-        self.is_out() || self.outages() != begun || self.is_contested()
+    /// Whether there was an outage in a time that began after so many turns, or the array may be
+    /// lost to another host.
+    pub fn was_out(&self, turns: u64) -> bool {
+        self.is_out() || self.outage_turns() != turns || self.is_contested()
     }
 
     pub fn outage_begins(&self) {
         self.outage.set(Outage::UnderWay);
         self.impaired_seen.set(true);
-        self.outages_begun.set(self.outages() + 1);
+        self.outage_turns.set(self.outage_turns() + 1);
     }
 
     /// Waits until all that drives work on now is answered.
@@ -175,6 +175,7 @@ impl Life {
     /// The drives are back, or (`is_over` false) can be with a start.
     pub fn outage_ends(&self, is_over: bool) {
         self.outage.set(if is_over { Outage::None } else { Outage::WaitsForStart });
+        self.outage_turns.set(self.outage_turns() + 1);
         if is_over {
             self.oracle.borrow_mut().settled();
         }
@@ -199,7 +200,7 @@ impl Life {
     /// Whether a request over these bytes may be answered with an error.
     fn may_fail(&self, before: &Before, served: &Served, offset: u64, len: u64) -> bool {
         let unsure = before.unsure || self.is_unsure(served, offset, len);
-        let was_out = self.was_out(before.outages);
+        let was_out = self.was_out(before.outage_turns);
         self.plan.beyond || was_out || (unsure && self.impaired_seen.get())
     }
 
@@ -382,9 +383,9 @@ impl Life {
     /// What was acknowledged is bad no longer.
     async fn can_be_read(&self, volume: &Volume, offset: u64, len: u64) {
         if self.array.has_doubts() && !self.plan.beyond {
-            let (into, outages) = (self.buffers(len, 1 << 20), self.outages());
+            let (into, turns) = (self.buffers(len, 1 << 20), self.outage_turns());
             if let Err(error) = volume.read(offset, into).await
-                && !self.was_out(outages)
+                && !self.was_out(turns)
             {
                 self.fail(format!("{len} bytes at {offset} were written, and then: {error}"));
             }
@@ -415,7 +416,7 @@ impl Life {
         self.note(|| format!("discard {offset} +{len}"));
         let result = served.volume.discard(offset, len).await;
         let good = self.judge("discard", &before, served, (offset, len), result);
-        if !good || self.was_out(before.outages) {
+        if !good || self.was_out(before.outage_turns) {
             // It is a hint, and good also if only some drives took it.
             self.may_differ(served, offset, len);
         }
@@ -446,13 +447,13 @@ impl Life {
 
     pub async fn flush(&self) {
         let began = self.oracle.borrow_mut().flush_begins();
-        let outages = self.outages();
+        let turns = self.outage_turns();
         match self.volume.flush().await {
             Ok(()) => {
                 self.note(|| "flush acknowledged".into());
                 self.oracle.borrow_mut().flush_ends(began);
             }
-            Err(error) if self.plan.beyond || self.was_out(outages) => {
+            Err(error) if self.plan.beyond || self.was_out(turns) => {
                 self.note(|| format!("flush: {error} (allowed)"));
             }
             Err(error) => self.fail(format!("flush failed: {error}")),

@@ -4,6 +4,7 @@ use ashlar_format::array_superblock::{ArraySuperblock, Policy, StoredMember, Sto
 use ashlar_format::record::name_field;
 
 use super::Members;
+use crate::member::Member;
 use crate::scrub_plan::ScrubMark;
 use crate::settings::Settings;
 
@@ -95,8 +96,12 @@ impl Members {
 
     /// As any member gets it.
     pub(super) fn superblock(&self) -> ArraySuperblock {
+        self.superblock_of(&self.list.borrow())
+    }
+
+    /// The same, were these the members.
+    pub(super) fn superblock_of(&self, list: &[Member]) -> ArraySuperblock {
         let layout = self.identity.layout();
-        let list = self.list.borrow();
         let mut superblock = ArraySuperblock::blank();
         superblock.array = self.identity.uuid;
         superblock.name = name_field(&self.identity.name).expect("checked at creation");

@@ -286,7 +286,7 @@ async fn go_on(mut seedling: Seedling, array: Rc<Array>, pool: Rc<Pool>, phase: 
         working: Cell::new(0),
         waiting: WaitList::default(),
         outage: Cell::default(),
-        outages_begun: Cell::default(),
+        outage_turns: Cell::default(),
         covered: seedling.covered.clone(),
         sight: Sight::default(),
         others,

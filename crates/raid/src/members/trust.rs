@@ -1,0 +1,91 @@
+//! The end of a rebuild: a member is trusted once the others know.
+//!
+//! Who has not heard could be left behind by those that have, and started by itself: it would
+//! believe that nobody went on without it. So the superblock that says so comes first, and nothing
+//! rests on the member before those that were trusted already, and are enough without it, have it.
+
+use ashlar_format::array_superblock::MemberState;
+use ashlar_format::units::MemberIndex;
+use ashlar_reactor::join::join_all;
+
+use super::Members;
+use crate::error::ArrayError;
+use crate::member::Member;
+
+impl Members {
+    /// Trusts a member that was rebuilt, if it `is_still` that one. An error: the others are not
+    /// enough, or could not be told.
+    pub(crate) async fn trust(
+        &self,
+        index: MemberIndex,
+        is_still: impl Fn(&Member) -> bool,
+    ) -> Result<(), ArrayError> {
+        // No other change goes with it, and no other superblock is being written.
+        self.settled().await?;
+        assert!(!self.writing.get(), "a superblock is written to an array that is settled");
+        if !is_still(&self.list()[index.index()]) {
+            return Ok(());
+        }
+        if !self.survives_without(&[index]) {
+            return Err(ArrayError::Lost);
+        }
+        self.writing.set(true);
+        let (told, is_full) = self.tell_of(index).await;
+        self.writing.set(false);
+        self.waiting.wake_all(&self.reactor);
+        let knows = told.contains(&index) && self.are_enough(&told);
+        if !knows || !is_still(&self.list()[index.index()]) {
+            // Some may have it: whoever says otherwise now fences.
+            self.fencing.set(true);
+            self.generation.set(self.generation.get() + 1);
+            return Err(if is_full { ArrayError::NoSpace } else { ArrayError::Lost });
+        }
+        self.hide();
+        self.list.borrow_mut()[index.index()].become_trusted();
+        self.trust_changed();
+        // Others may have changed something, or not have been told.
+        let _ = self.settled().await;
+        Ok(())
+    }
+
+    /// Writes the superblock that trusts it. Returns who has that, and whether there was no space
+    /// for it somewhere.
+    async fn tell_of(&self, index: MemberIndex) -> (Vec<MemberIndex>, bool) {
+        self.trust_changed();
+        self.generation.set(self.generation.get() + 1);
+        let generation = self.next_generation();
+        let targets = self.keepers();
+        for target in &targets {
+            self.list.borrow_mut()[target.index.index()].own.ask(generation);
+        }
+        let mut list = self.list().clone();
+        list[index.index()].become_trusted();
+        let superblock = self.superblock_of(&list);
+        let writes = targets.iter();
+        let writes =
+            writes.map(|its| its.write_superblock(&self.reactor, superblock.clone(), generation));
+        let results = join_all(writes).await;
+        let mut told = Vec::new();
+        for (target, result) in targets.iter().zip(&results) {
+            if result.is_ok() && !self.is_other(target.index, Some(&target.drive)) {
+                self.list.borrow_mut()[target.index.index()].own.took(generation);
+                told.push(target.index);
+            }
+        }
+        match told.len() == targets.len() {
+            true => self.durable_generation.set(generation),
+            false => self.generation.set(self.generation.get() + 1),
+        }
+        let is_full = self.lacks_space(targets.iter().map(|its| its.index), &results);
+        (told, is_full)
+    }
+
+    /// Whether those of these that are trusted hold every block.
+    fn are_enough(&self, told: &[MemberIndex]) -> bool {
+        let is_one = |(index, member): (usize, &Member)| {
+            member.state == MemberState::Trusted && told.contains(&MemberIndex::new(index))
+        };
+        let those: Vec<bool> = self.list().iter().enumerate().map(is_one).collect();
+        self.identity.layout().survives(&those)
+    }
+}
