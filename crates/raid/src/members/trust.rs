@@ -12,6 +12,17 @@ use super::Members;
 use crate::error::ArrayError;
 use crate::member::Member;
 
+/// What became of a superblock that trusts a member.
+struct Told {
+    generation: u64,
+    /// Who has it.
+    members: Vec<MemberIndex>,
+    /// All that keep metadata do.
+    is_all: bool,
+    /// There was no space for it somewhere.
+    is_full: bool,
+}
+
 impl Members {
     /// Trusts a member that was rebuilt, if it `is_still` that one. An error: the others are not
     /// enough, or could not be told.
@@ -30,27 +41,38 @@ impl Members {
             return Err(ArrayError::Lost);
         }
         self.writing.set(true);
-        let (told, is_full) = self.tell_of(index).await;
+        let Told { generation, members, is_all, is_full } = self.tell_of(index).await;
         self.writing.set(false);
         self.waiting.wake_all(&self.reactor);
-        let knows = told.contains(&index) && self.are_enough(&told);
-        if !knows || !is_still(&self.list()[index.index()]) {
-            // Some may have it: whoever says otherwise now fences.
-            self.fencing.set(true);
+        let is_enough = members.contains(&index) && self.are_enough(&members);
+        let is_kept = is_enough && is_still(&self.list()[index.index()]);
+        if !is_kept || !is_all {
             self.generation.set(self.generation.get() + 1);
-            return Err(if is_full { ArrayError::NoSpace } else { ArrayError::Lost });
         }
-        self.hide();
-        self.list.borrow_mut()[index.index()].become_trusted();
-        self.trust_changed();
-        // Others may have changed something, or not have been told.
-        let _ = self.settled().await;
-        Ok(())
+        if is_enough || is_all {
+            // What rests on it is not where the next one is written, which a power cut may tear.
+            self.durable_generation.set(generation);
+        }
+        if is_kept {
+            self.hide();
+            self.list.borrow_mut()[index.index()].become_trusted();
+            self.trust_changed();
+            // Others may have changed something, or not have been told.
+            let _ = self.settled().await;
+            return Ok(());
+        }
+        // Some may have it: whoever says otherwise now fences.
+        self.fencing.set(true);
+        match is_full {
+            _ if is_enough => Ok(()),
+            true => Err(ArrayError::NoSpace),
+            false => Err(ArrayError::Lost),
+        }
     }
 
-    /// Writes the superblock that trusts it. Returns who has that, and whether there was no space
-    /// for it somewhere.
-    async fn tell_of(&self, index: MemberIndex) -> (Vec<MemberIndex>, bool) {
+    /// Writes the superblock that trusts it.
+    async fn tell_of(&self, index: MemberIndex) -> Told {
+        assert!(self.writing.get(), "another superblock may be written beside this one");
         self.trust_changed();
         self.generation.set(self.generation.get() + 1);
         let generation = self.next_generation();
@@ -65,19 +87,16 @@ impl Members {
         let writes =
             writes.map(|its| its.write_superblock(&self.reactor, superblock.clone(), generation));
         let results = join_all(writes).await;
-        let mut told = Vec::new();
+        let mut members = Vec::new();
         for (target, result) in targets.iter().zip(&results) {
             if result.is_ok() && !self.is_other(target.index, Some(&target.drive)) {
                 self.list.borrow_mut()[target.index.index()].own.took(generation);
-                told.push(target.index);
+                members.push(target.index);
             }
         }
-        match told.len() == targets.len() {
-            true => self.durable_generation.set(generation),
-            false => self.generation.set(self.generation.get() + 1),
-        }
+        let is_all = members.len() == targets.len() && !targets.is_empty();
         let is_full = self.lacks_space(targets.iter().map(|its| its.index), &results);
-        (told, is_full)
+        Told { generation, members, is_all, is_full }
     }
 
     /// Whether those of these that are trusted hold every block.
