@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use ashlar_drive::drive::Drive;
 use ashlar_drive::error::DriveError;
-use ashlar_format::array_superblock::{MemberState, Policy, SLOTS};
+use ashlar_format::array_superblock::{ArraySuperblock, MemberState, Policy, SLOTS};
 use ashlar_format::block_sums::BLOCK_BYTES;
 use ashlar_format::drive_label::MemberLayout;
 use ashlar_format::record::Record;
@@ -528,23 +528,7 @@ impl Members {
             return Err(ArrayError::Lost);
         }
         self.fencing.set(false);
-        for Keeper { index, .. } in &targets {
-            self.list.borrow_mut()[index.index()].own.ask(generation);
-        }
-        let writes = targets.iter();
-        let writes =
-            writes.map(|its| its.write_superblock(&self.reactor, self.superblock(), generation));
-        let results = join_all(writes).await;
-        // Of a member whose drive came back meanwhile the old handle's answer says nothing: the
-        // next round gives it this.
-        let answers = targets.iter().zip(results);
-        let answers = answers.filter(|(its, _)| !self.is_other(its.index, Some(&its.drive)));
-        let (still, results): (Vec<MemberIndex>, Vec<_>) =
-            answers.map(|(target, result)| (target.index, result)).unzip();
-        // Who failed may have it or not.
-        for (index, _) in still.iter().zip(&results).filter(|(_, result)| result.is_ok()) {
-            self.list.borrow_mut()[index.index()].own.took(generation);
-        }
+        let (still, results) = self.give(&targets, generation, || self.superblock()).await;
         // Of an array that is another host's nobody waits for space.
         let heard = |error| if self.is_pulled() { ArrayError::Lost } else { error };
         let failed = self.may_fence(&still, &results).map_err(heard);
@@ -562,6 +546,34 @@ impl Members {
             self.durable_generation.set(generation);
         }
         Ok(())
+    }
+
+    /// Writes the superblock of a generation. Returns who is still the one that was asked, and what
+    /// each of those says.
+    async fn give(
+        &self,
+        targets: &[Keeper],
+        generation: u64,
+        superblock: impl Fn() -> ArraySuperblock,
+    ) -> (Vec<MemberIndex>, Vec<Result<(), DriveError>>) {
+        for Keeper { index, .. } in targets {
+            self.list.borrow_mut()[index.index()].own.ask(generation);
+        }
+        let writes = targets.iter();
+        let writes =
+            writes.map(|its| its.write_superblock(&self.reactor, superblock(), generation));
+        let results = join_all(writes).await;
+        // Of a member whose drive came back meanwhile the old handle's answer says nothing: the
+        // next round gives it this.
+        let answers = targets.iter().zip(results);
+        let answers = answers.filter(|(its, _)| !self.is_other(its.index, Some(&its.drive)));
+        let (still, results): (Vec<MemberIndex>, Vec<_>) =
+            answers.map(|(target, result)| (target.index, result)).unzip();
+        // Who failed may have it or not.
+        for (index, _) in still.iter().zip(&results).filter(|(_, result)| result.is_ok()) {
+            self.list.borrow_mut()[index.index()].own.took(generation);
+        }
+        (still, results)
     }
 
     /// Drives that hold everything.

@@ -10,8 +10,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use ashlar_drive::drive::Drive;
-use ashlar_format::array_superblock::{ArraySuperblock, Level, MemberState, Policy, StoredMember};
-use ashlar_format::record;
+use ashlar_format::array_superblock::{Level, MemberState, Policy, StoredMember};
 use ashlar_format::units::MemberIndex;
 use ashlar_raid::error::ArrayError;
 use ashlar_raid::label;
@@ -324,15 +323,7 @@ fn who_is_rebuilt_and_has_no_space_keeps_nobody_waiting() {
 
 /// The newest superblock of a member: its generation, and who is stale by it.
 async fn superblock(pair: &Pair, member: usize) -> (u64, Vec<usize>) {
-    let areas = label::plan(DRIVE_BYTES, 2).unwrap().superblocks;
-    let bytes = pair.reactor.buffer(areas.len as usize);
-    drive_of(pair, member).read(areas.offset, bytes.clone().into()).await.unwrap();
-    let slots = bytes.bytes().chunks_exact(ArraySuperblock::BYTES as usize).zip(0..);
-    let opened = slots.filter_map(|(slot, index)| {
-        let home = areas.offset + index * ArraySuperblock::BYTES;
-        record::open::<ArraySuperblock>(slot, None, home).ok()
-    });
-    let newest = opened.max_by_key(|its| its.header.sequence.get()).unwrap();
+    let newest = pair.superblock(&drive_of(pair, member)).await;
     let stale = |its: &&StoredMember| its.state() == Ok(MemberState::Stale);
     let members = newest.members().iter().zip(0..);
     let stale = members.filter(|(its, _)| stale(its)).map(|(_, index)| index).collect();

@@ -12,7 +12,6 @@ use ashlar_format::array_superblock::{ArraySuperblock, Level, MemberState};
 use ashlar_format::record;
 use ashlar_format::units::MemberIndex;
 use ashlar_raid::error::{ArrayError, AssembleError};
-use ashlar_raid::label;
 use ashlar_raid::layout::Shape;
 use ashlar_raid::start::{ArraySpec, AssembleOptions};
 use ashlar_reactor::executor::Reactor;
@@ -114,18 +113,7 @@ fn told_of(steer: &Steer, pair: &Pair, drive: &Rc<Drive>, fate: Fate) {
 
 /// Until a drive's newest superblock is one.
 async fn has_heard(pair: &Pair, drive: &Rc<Drive>) {
-    let area = label::plan(DRIVE_BYTES, 1).unwrap().superblocks;
-    let bytes = pair.reactor.buffer(area.len as usize);
-    loop {
-        drive.read(area.offset, bytes.clone().into()).await.unwrap();
-        let slots = bytes.bytes().chunks_exact(ArraySuperblock::BYTES as usize).zip(0..);
-        let opened = slots.filter_map(|(bytes, slot)| {
-            let home = area.offset + slot * ArraySuperblock::BYTES;
-            record::open::<ArraySuperblock>(bytes, None, home).ok()
-        });
-        if trusts_filled(opened.max_by_key(|its| its.header.sequence.get()).unwrap()) {
-            return;
-        }
+    while !trusts_filled(&pair.superblock(drive).await) {
         pair.reactor.sleep(Duration::from_millis(1)).await;
     }
 }

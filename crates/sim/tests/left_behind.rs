@@ -35,10 +35,10 @@ const PLACE_STRIDE: u64 = 24 << 10;
 const MOMENTS_MAX: u64 = 200;
 /// So many moments after a change are looked at, too.
 const AFTER: u64 = 30;
+/// So many at its end, where the daemon dies.
+const END: u64 = 24;
 /// Completions from one death to the next.
 const GAPS: [u64; 3] = [0, 6, 15];
-/// So many at its end.
-const END: u64 = 24;
 /// Completions of a start, and of what it ends, at most.
 const START: u64 = 260;
 

@@ -6,7 +6,6 @@
 
 use ashlar_format::array_superblock::MemberState;
 use ashlar_format::units::MemberIndex;
-use ashlar_reactor::join::join_all;
 
 use super::Members;
 use crate::error::ArrayError;
@@ -77,25 +76,16 @@ impl Members {
         self.generation.set(self.generation.get() + 1);
         let generation = self.next_generation();
         let targets = self.keepers();
-        for target in &targets {
-            self.list.borrow_mut()[target.index.index()].own.ask(generation);
-        }
-        let mut list = self.list().clone();
-        list[index.index()].become_trusted();
-        let superblock = self.superblock_of(&list);
-        let writes = targets.iter();
-        let writes =
-            writes.map(|its| its.write_superblock(&self.reactor, superblock.clone(), generation));
-        let results = join_all(writes).await;
-        let mut members = Vec::new();
-        for (target, result) in targets.iter().zip(&results) {
-            if result.is_ok() && !self.is_other(target.index, Some(&target.drive)) {
-                self.list.borrow_mut()[target.index.index()].own.took(generation);
-                members.push(target.index);
-            }
-        }
+        let superblock = || {
+            let mut list = self.list().clone();
+            list[index.index()].become_trusted();
+            self.superblock_of(&list)
+        };
+        let (still, results) = self.give(&targets, generation, superblock).await;
+        let is_full = self.lacks_space(still.iter().copied(), &results);
+        let took = still.into_iter().zip(results).filter(|(_, result)| result.is_ok());
+        let members: Vec<MemberIndex> = took.map(|(index, _)| index).collect();
         let is_all = members.len() == targets.len() && !targets.is_empty();
-        let is_full = self.lacks_space(targets.iter().map(|its| its.index), &results);
         Told { generation, members, is_all, is_full }
     }
 

@@ -14,10 +14,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ashlar_drive::drive::{Drive, Limits};
-use ashlar_format::array_superblock::{Level, MemberState};
+use ashlar_format::array_superblock::{ArraySuperblock, Level, MemberState};
+use ashlar_format::record;
 use ashlar_format::units::MemberIndex;
 use ashlar_raid::array::Array;
 use ashlar_raid::error::{ArrayError, AssembleError};
+use ashlar_raid::label;
 use ashlar_raid::settings::SettingsChange;
 use ashlar_raid::start::{ArraySpec, AssembleOptions, Known};
 use ashlar_raid::status::{ArrayState, ScrubState};
@@ -317,6 +319,20 @@ impl Pair {
         self.in_place().await;
         self.scrub_is_clean().await;
         self.array.stop().await.unwrap();
+    }
+
+    /// The newest superblock of a drive.
+    pub async fn superblock(&self, drive: &Rc<Drive>) -> ArraySuperblock {
+        // On drives of one size they are in one place, whatever the level.
+        let area = label::plan(DRIVE_BYTES, 1).unwrap().superblocks;
+        let bytes = self.reactor.buffer(area.len as usize);
+        drive.read(area.offset, bytes.clone().into()).await.unwrap();
+        let slots = bytes.bytes().chunks_exact(ArraySuperblock::BYTES as usize).zip(0..);
+        let opened = slots.filter_map(|(slot, index)| {
+            let home = area.offset + index * ArraySuperblock::BYTES;
+            record::open::<ArraySuperblock>(slot, None, home).ok()
+        });
+        opened.max_by_key(|its| its.header.sequence.get()).unwrap().clone()
     }
 
     /// What is behind a drive.
