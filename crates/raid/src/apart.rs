@@ -228,8 +228,7 @@ pub(crate) fn survives_without(
     without: &[MemberIndex],
 ) -> bool {
     let here = |(index, member): (usize, &Member)| {
-        let is_here = member.drive.is_some() && member.state == MemberState::Trusted;
-        is_here && !without.contains(&MemberIndex::new(index))
+        member.is_relied_on() && !without.contains(&MemberIndex::new(index))
     };
     layout.survives(&members.iter().enumerate().map(here).collect::<Vec<_>>())
 }

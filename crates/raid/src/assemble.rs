@@ -31,9 +31,8 @@ use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::join::join_all;
 
 use crate::apart::{choose, strayed, survives_without};
-use crate::candidate::{
-    Candidate, candidates, known_of, layout_of, newest_among, sequence, trusts,
-};
+use crate::candidate::{Candidate, candidates, known_of, layout_of, newest_among, sequence};
+use crate::doubt::{Unheard, doubt, unheard};
 use crate::error::AssembleError;
 use crate::filled::Filled;
 use crate::label;
@@ -68,7 +67,8 @@ pub struct Known {
     /// Members of a smaller one are old.
     pub generation: u64,
     /// Of the lease it had then; 0: none. Members of the generation are new enough as long as
-    /// nobody took the array since: another host may have gone on without those that are here.
+    /// nobody took the array since: another host may have gone on without those that are here. (If
+    /// those of `current` are enough: of others, who is absent may not have heard.)
     pub epoch: u64,
     /// Of the lease that it took last: `epoch`, or a later one with which nothing else is known.
     pub last_epoch: u64,
@@ -115,18 +115,23 @@ pub(crate) struct JournalMark {
 pub(crate) struct Newest {
     superblock: ArraySuperblock,
     lacking: Vec<Keeper>,
+    unheard: Vec<Unheard>,
 }
 
 impl Newest {
     /// Gives it to those that lack it: the next one takes the place of the one before it, which is
     /// the newest that they have, and a power cut may tear that. Who cannot take this one cannot
-    /// take the next, either.
-    pub(crate) async fn spread(self, reactor: &Reactor) {
-        let Newest { superblock, lacking } = self;
+    /// take the next, either. Returns who still has not heard of somebody that is relied on.
+    pub(crate) async fn spread(self, reactor: &Reactor) -> Vec<Unheard> {
+        let Newest { superblock, lacking, mut unheard } = self;
         let generation = sequence(&superblock);
         let writes = lacking.iter();
         let writes = writes.map(|to| to.write_superblock(reactor, superblock.clone(), generation));
-        join_all(writes).await;
+        let results = join_all(writes).await;
+        let took = lacking.iter().zip(results).filter(|(_, result)| result.is_ok());
+        let took: Vec<MemberIndex> = took.map(|(to, _)| to.index).collect();
+        unheard.retain(|its| !took.contains(&its.member));
+        unheard
     }
 }
 
@@ -160,10 +165,8 @@ pub(crate) async fn find(
     let mut outdated = outdated(&members, &candidates, generation);
     outdated.extend(strayed(&newest, &identity.layout(), &members, &candidates, options.force)?);
     let fences = distrust(&identity.layout(), &mut members, &outdated, options)?;
-    let is_trusted = |its: &&Member| its.drive.is_some() && its.state == MemberState::Trusted;
-    let has_current = members.iter().filter(is_trusted).any(|its| options.had(its.drive_uuid));
     let policy = newest.policy().map_err(|_| AssembleError::NoSuperblock)?;
-    let age = Age { generation, epoch, has_current };
+    let age = Age { generation, epoch };
     let journal =
         JournalMark { from: newest.journal_from.get(), newest: newest.journal_newest.get() };
     // What was moved to new stripes may be in the journal only.
@@ -174,7 +177,8 @@ pub(crate) async fn find(
     let scrub = ScrubMark { next: newest.scrub_next.get(), began_s: newest.scrub_began.get() };
     let identity = Rc::new(identity);
     let lacking = lacking(&members, &candidates, generation);
-    let newest = Newest { superblock: newest, lacking };
+    let unheard = unheard(&members, &candidates);
+    let newest = Newest { superblock: newest, lacking, unheard };
     let generation = first_generation(generation, highest);
     Ok(Found {
         identity,
@@ -308,46 +312,11 @@ fn distrust(
     Err(AssembleError::CopyOfBefore { drive: drive.unwrap_or_default(), member: *first })
 }
 
-/// Members of which not enough of the others know that they are trusted: their rebuild was about to
-/// end (see `members::trust`), and nothing rests on them yet. They are rebuilding, with everything
-/// filled, if the others are enough. Whether any are.
-fn doubt(layout: &Layout, members: &mut [Member], candidates: &[Candidate]) -> bool {
-    let mut doubted = false;
-    for index in 0..members.len() {
-        let its = &members[index];
-        let others = |is_one: &dyn Fn(&Member) -> bool| {
-            let is_it = |(at, other): (usize, &Member)| {
-                let trusted = other.state == MemberState::Trusted && other.drive.is_some();
-                at != index && trusted && is_one(other)
-            };
-            layout.survives(&members.iter().enumerate().map(is_it).collect::<Vec<_>>())
-        };
-        let is_told = |other: &Member| {
-            let mut own = candidates.iter().filter(|own| own.label.drive_uuid == other.drive_uuid);
-            let own = own.next().and_then(|own| own.superblock.as_ref());
-            // One without a superblock is not started alone; and of members that were added since
-            // nobody could go on without those that know.
-            own.is_none_or(|own| own.members().len() <= index || trusts(own, its.drive_uuid))
-        };
-        let trusted = its.state == MemberState::Trusted && its.drive.is_some();
-        if trusted && others(&|_| true) && !others(&is_told) {
-            let all = Filled::up_to(layout.stripes);
-            let member = &mut members[index];
-            member.state = MemberState::Rebuilding;
-            (member.filled, member.filled_flushed) = (all.clone(), all);
-            doubted = true;
-        }
-    }
-    doubted
-}
-
 /// Of an array, as its drives that are here say it.
 struct Age {
     generation: u64,
     /// Of the newest lease before this start.
     epoch: u64,
-    /// Whether one is here that held everything when this host had the array last.
-    has_current: bool,
 }
 
 /// Whether the array may start with these members.
@@ -358,10 +327,7 @@ fn judge(
     age: &Age,
     options: &AssembleOptions,
 ) -> Result<(), AssembleError> {
-    let here: Vec<bool> = members
-        .iter()
-        .map(|member| member.drive.is_some() && member.state == MemberState::Trusted)
-        .collect();
+    let here: Vec<bool> = members.iter().map(Member::is_relied_on).collect();
     // Past its limit nothing can be journaled.
     if !layout.survives(&here) && (!options.force || journaled) {
         let (among, needed) = first_lacking(layout, &here);
@@ -374,13 +340,22 @@ fn judge(
     if options.force {
         return Ok(());
     }
+    let mut is_ours = false;
     if let Some(known) = &options.known {
-        let is_left_behind = !age.has_current && known.epoch > 0 && age.epoch <= known.epoch;
-        if is_left_behind || age.has_current && age.generation < known.generation {
+        // Of those that held everything when this host had the array last.
+        let had = |its: &Member| its.is_relied_on() && options.had(its.drive_uuid);
+        let has_current = members.iter().any(had);
+        let is_left_behind = !has_current && known.epoch > 0 && age.epoch <= known.epoch;
+        if is_left_behind || has_current && age.generation < known.generation {
             return Err(AssembleError::MaybeOld);
         }
-        if age.has_current && age.epoch == known.epoch && known.epoch == known.last_epoch {
-            return Ok(());
+        if has_current && age.epoch == known.epoch && known.epoch == known.last_epoch {
+            if layout.survives(&members.iter().map(had).collect::<Vec<_>>()) {
+                return Ok(());
+            }
+            // Nobody else had it since; but of who was trusted since, those that are absent may not
+            // have heard.
+            is_ours = true;
         }
     }
     // Members that could have served everything without us may have gone on without us.
@@ -388,7 +363,11 @@ fn judge(
         .iter()
         .map(|member| member.drive.is_none() && member.state == MemberState::Trusted)
         .collect();
-    if layout.survives(&absent) { Err(AssembleError::MaybeOld) } else { Ok(()) }
+    match layout.survives(&absent) {
+        true if is_ours => Err(AssembleError::Unheard),
+        true => Err(AssembleError::MaybeOld),
+        false => Ok(()),
+    }
 }
 
 /// The first members that stand for each other of whom not enough are here, and how many would be.

@@ -93,6 +93,12 @@ pub enum AssembleError {
     TooFew { among: Option<Range<usize>>, present: usize, needed: usize, old: Vec<String> },
     #[error("members that are absent may hold newer data than those that are here")]
     MaybeOld,
+    /// Those would serve what is old.
+    #[error(
+        "members that are absent, or do not take what is written to them, may not know that all \
+         is on those that are left, and could be started without them"
+    )]
+    Unheard,
     /// Nothing on it says what it lacks.
     #[error(
         "drive {drive} of member {member} holds a copy of before: the array has been changed \

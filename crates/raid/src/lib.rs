@@ -69,6 +69,7 @@ mod table;
 mod newer;
 mod candidate;
 mod apart;
+mod doubt;
 mod assemble;
 mod catch_up;
 pub mod start;

@@ -106,6 +106,11 @@ impl Member {
         self.state == MemberState::Trusted && self.alive().is_some()
     }
 
+    /// At a start: whether it is here, and holds everything as the newest superblock says.
+    pub(crate) fn is_relied_on(&self) -> bool {
+        self.drive.is_some() && self.state == MemberState::Trusted
+    }
+
     /// The drive, if superblocks and dirty maps are kept on it.
     pub fn keeps_metadata(&self) -> Option<&Rc<Drive>> {
         self.alive().filter(|_| self.state != MemberState::Stale)

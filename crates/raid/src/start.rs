@@ -23,6 +23,7 @@ use crate::assemble::{Found, JournalMark, Newest, find, read_map};
 use crate::bad_blocks::{self, StoredList};
 use crate::bad_set::BadRange;
 use crate::destage::DESTAGERS;
+use crate::doubt::could_be_left_behind;
 use crate::error::{ArrayError, AssembleError, ChangeError};
 use crate::label::{self, Label};
 use crate::layout::{Layout, Shape};
@@ -235,7 +236,10 @@ impl Array {
         }
         // A crash may have left the newest on some members only: nothing may rest on it before it
         // is on all.
-        newest.spread(&self.reactor).await;
+        let unheard = newest.spread(&self.reactor).await;
+        if !force && could_be_left_behind(&self.layout(), &self.members.list(), &unheard) {
+            return Err(AssembleError::Unheard);
+        }
         maps.spread(&self.reactor).await;
         // From here on the era is one of this start alone, of all that had one of these members,
         // and so are the sequences that begin with it, whatever one that died has left on others.

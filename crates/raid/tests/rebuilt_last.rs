@@ -208,3 +208,28 @@ fn who_trusts_one_that_knows_may_be_left_behind_with_it() {
         }
     });
 }
+
+/// Of three copies one has not heard, and takes nothing at the next start: it trusts one that has.
+#[test]
+fn one_that_cannot_be_told_holds_up_no_start_of_others() {
+    run(|reactor, steer| async move {
+        let mut pair = Pair::new(&reactor, Level::Raid1, 3, 512).await;
+        pair.write_some(20).await;
+        about_to_end(&mut pair, &steer).await;
+        let drives = pair.drives();
+        told_of(&steer, &pair, &drives[2], Fate::Waits);
+        has_heard(&pair, &drives[0]).await;
+        has_heard(&pair, &drives[1]).await;
+        pair.dies();
+        steer.drop_waiting(&reactor).await;
+        let file = address(pair.file(&drives[2]));
+        steer.set(move |its, op| match superblock(op) {
+            Some(_) if its == file => Fate::Fails,
+            _ => Fate::Passes,
+        });
+        pair.starts_with(&[&drives[0], &drives[1], &drives[2]]).await;
+        pair.put(0, &[2; 4096]).await;
+        let refused = pair.start(&[&drives[2]], AssembleOptions::default()).await;
+        assert!(matches!(refused, Err(AssembleError::MaybeOld)), "{refused:?}");
+    });
+}

@@ -3,9 +3,10 @@
 //!
 //! What the daemon would remember between lives is the array's generation. The array is first
 //! assembled without it. It may refuse only if a member that the newest superblock trusts is not
-//! among the drives (`MaybeOld`); then it is told the newest generation that any drive holds, dead
-//! ones too, as the daemon would know it; and if it still refuses, the operator insists. (The
-//! budget never takes the only members with acknowledged data, so insisting loses nothing.)
+//! among the drives (`MaybeOld`, `Unheard`); then it is told the newest generation that any drive
+//! holds, dead ones too, as the daemon would know it; and if it still refuses, the operator
+//! insists. (The budget never takes the only members with acknowledged data, so insisting loses
+//! nothing.)
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;

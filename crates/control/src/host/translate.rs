@@ -48,11 +48,8 @@ pub fn assemble(name: &str, drives: &Absent, full: &[String], error: &AssembleEr
         AssembleError::Twice(_) => {
             Refusal::conflict(text).fix("`ashlar drive list` shows both; detach the wrong one")
         }
-        AssembleError::TooFew { .. } => {
-            let useful = drives.useful();
-            Refusal::conflict(text)
-                .fix(format!("attach {useful}, then `ashlar array start {name}`"))
-        }
+        AssembleError::TooFew { .. } => Refusal::conflict(text)
+            .fix(format!("attach {}, then `ashlar array start {name}`", drives.useful())),
         AssembleError::MaybeOld if absent.is_empty() => Refusal::conflict(format!(
             "array {name} cannot start: its drives hold what it was before: this host had it later"
         ))
@@ -86,6 +83,7 @@ pub fn assemble(name: &str, drives: &Absent, full: &[String], error: &AssembleEr
         AssembleError::JournalGone { .. } if absent.is_empty() => Refusal::conflict(text)
             .fix(format!("`ashlar array start {name} --force`: {}", cost_of_force(error))),
         AssembleError::MaybeOld
+        | AssembleError::Unheard
         | AssembleError::LeaseUnreadable
         | AssembleError::Unreadable(_)
         | AssembleError::Journal { .. }
@@ -102,6 +100,7 @@ pub fn assemble(name: &str, drives: &Absent, full: &[String], error: &AssembleEr
 fn cost_of_force(refused: &AssembleError) -> &'static str {
     match refused {
         AssembleError::LeaseUnreadable => "if another host has it, both write",
+        AssembleError::Unheard => "where they are used by themselves, old data is read",
         AssembleError::Unreadable(_) => {
             "the one before it is taken, and what was written first since is lost"
         }
@@ -170,7 +169,7 @@ pub fn stop(name: &str, error: ArrayError) -> Refusal {
 fn or_force(name: &str, absent: &[String], cost: &str) -> String {
     let start = format!("`ashlar array start {name}`");
     let better = match absent {
-        [] => format!("{start} once more: perhaps it can be read then"),
+        [] => format!("{start} once more: perhaps all can be read and written then"),
         absent => format!("attach {}, then {start}", absent.join(", ")),
     };
     format!("{better}; or `ashlar array start {name} --force`: {cost}")

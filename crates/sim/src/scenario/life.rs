@@ -150,10 +150,11 @@ pub(super) async fn assemble(seedling: Seedling, offered: Vec<u32>, phase: Phase
     for remembers in [Remembers::Nothing, Remembers::Newest, Remembers::WhatIsHere] {
         match start(remembers, false).await {
             Ok(array) => return assembled(seedling, array, phase).await,
-            Err(AssembleError::MaybeOld) if may_refuse(&seedling, &offered) => {
-                let text = || format!("{remembers:?}: {}", AssembleError::MaybeOld);
-                seedling.world.borrow_mut().note(text);
-                last = Some(AssembleError::MaybeOld);
+            Err(error @ (AssembleError::MaybeOld | AssembleError::Unheard))
+                if may_refuse(&seedling, &offered) =>
+            {
+                seedling.world.borrow_mut().note(|| format!("{remembers:?}: {error}"));
+                last = Some(error);
                 if seedling.plan.beyond {
                     // Nobody may insist here: newer data may be on the absent drives.
                     break;
