@@ -8,7 +8,7 @@ use zerocopy::IntoBytes;
 use crate::candidate::{Candidate, known_of, layout_of, newest_among, sequence, trusts};
 use crate::error::AssembleError;
 use crate::layout::Layout;
-use crate::member::Member;
+use crate::member::{Member, are_enough};
 use crate::own_generation::OwnGeneration;
 
 /// Where a member is that can tell what another has.
@@ -227,8 +227,5 @@ pub(crate) fn survives_without(
     members: &[Member],
     without: &[MemberIndex],
 ) -> bool {
-    let here = |(index, member): (usize, &Member)| {
-        member.is_relied_on() && !without.contains(&MemberIndex::new(index))
-    };
-    layout.survives(&members.iter().enumerate().map(here).collect::<Vec<_>>())
+    are_enough(layout, members, |index, its| its.is_relied_on() && !without.contains(&index))
 }

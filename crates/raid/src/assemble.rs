@@ -8,7 +8,8 @@
 //! | trusted | yes | trusted; rebuilding, if too few of the others know that, and are enough |
 //! | trusted, rebuilding | yes, with a copy of before | stale, if the others can stand for it |
 //! | any | yes, after it went on without those that are trusted | refused; by force stale |
-//! | trusted | no | absent; the array starts if the others can stand for it |
+//! | trusted | no | absent; it starts if the others are enough, and the absent ones are not |
+//! | trusted | yes, but does not take that superblock | as an absent one, if it knew less |
 //! | rebuilding | yes | rebuilding, from where it was |
 //! | rebuilding, stale | no | absent |
 //! | stale | yes | rebuilding, what it missed only, if that is known; else stale |
@@ -32,13 +33,13 @@ use ashlar_reactor::join::join_all;
 
 use crate::apart::{choose, strayed, survives_without};
 use crate::candidate::{Candidate, candidates, known_of, layout_of, newest_among, sequence};
-use crate::doubt::{Unheard, doubt, unheard};
+use crate::doubt::{Trust, doubt};
 use crate::error::AssembleError;
 use crate::filled::Filled;
 use crate::label;
 use crate::layout::Layout;
 use crate::lease::{Claim, Host, Place};
-use crate::member::{Keeper, Member};
+use crate::member::{Keeper, Member, are_enough};
 use crate::members::{Identity, Restripe};
 use crate::own_generation::{SEQUENCES_PER_START, in_slot_of};
 use crate::policy::is_journaled;
@@ -114,24 +115,24 @@ pub(crate) struct JournalMark {
 /// The newest superblock, which a crash may have left on some members only.
 pub(crate) struct Newest {
     superblock: ArraySuperblock,
-    lacking: Vec<Keeper>,
-    unheard: Vec<Unheard>,
+    lacking: Vec<MemberIndex>,
+    /// As members had it before.
+    pub(crate) trust: Trust,
 }
 
 impl Newest {
     /// Gives it to those that lack it: the next one takes the place of the one before it, which is
     /// the newest that they have, and a power cut may tear that. Who cannot take this one cannot
-    /// take the next, either. Returns who still has not heard of somebody that is relied on.
-    pub(crate) async fn spread(self, reactor: &Reactor) -> Vec<Unheard> {
-        let Newest { superblock, lacking, mut unheard } = self;
-        let generation = sequence(&superblock);
-        let writes = lacking.iter();
-        let writes = writes.map(|to| to.write_superblock(reactor, superblock.clone(), generation));
+    /// take the next, either. Returns those.
+    pub(crate) async fn spread(&self, reactor: &Reactor, keepers: &[Keeper]) -> Vec<MemberIndex> {
+        let generation = sequence(&self.superblock);
+        let lacking = || keepers.iter().filter(|its| self.lacking.contains(&its.index));
+        let writes =
+            lacking().map(|to| to.write_superblock(reactor, self.superblock.clone(), generation));
         let results = join_all(writes).await;
-        let took = lacking.iter().zip(results).filter(|(_, result)| result.is_ok());
+        let took = lacking().zip(results).filter(|(_, result)| result.is_ok());
         let took: Vec<MemberIndex> = took.map(|(to, _)| to.index).collect();
-        unheard.retain(|its| !took.contains(&its.member));
-        unheard
+        self.lacking.iter().copied().filter(|index| !took.contains(index)).collect()
     }
 }
 
@@ -172,13 +173,13 @@ pub(crate) async fn find(
     // What was moved to new stripes may be in the journal only.
     let journaled = journal.from != 0 || is_journaled(policy, &identity.layout(), || true);
     judge(&identity.layout(), journaled, &members, &age, options)?;
-    let fences = doubt(&identity.layout(), &mut members, &candidates) || fences;
+    let trust = Trust::of(&members, &candidates);
+    let fences = doubt(&identity.layout(), &mut members, &trust) || fences;
     let settings = Settings::from_stored(newest.settings);
     let scrub = ScrubMark { next: newest.scrub_next.get(), began_s: newest.scrub_began.get() };
     let identity = Rc::new(identity);
     let lacking = lacking(&members, &candidates, generation);
-    let unheard = unheard(&members, &candidates);
-    let newest = Newest { superblock: newest, lacking, unheard };
+    let newest = Newest { superblock: newest, lacking, trust };
     let generation = first_generation(generation, highest);
     Ok(Found {
         identity,
@@ -265,14 +266,15 @@ fn members_of(
     Ok(members)
 }
 
-/// Members that keep superblocks, and have none of this generation or a later one.
-fn lacking(members: &[Member], candidates: &[Candidate], newest: u64) -> Vec<Keeper> {
-    let has_it = |drive_uuid: [u8; 16]| {
-        let mut own = candidates.iter().filter(|its| its.label.drive_uuid == drive_uuid);
+/// Members that are to keep superblocks, and have none of this generation or a later one.
+fn lacking(members: &[Member], candidates: &[Candidate], newest: u64) -> Vec<MemberIndex> {
+    let has_it = |member: &Member| {
+        let mut own = candidates.iter().filter(|its| its.label.drive_uuid == member.drive_uuid);
         own.any(|its| its.superblock.as_ref().is_some_and(|own| sequence(own) >= newest))
     };
-    let all = members.iter().enumerate().filter_map(|(index, member)| member.as_keeper(index));
-    all.filter(|keeper| !has_it(keeper.drive_uuid)).collect()
+    let keeps = |member: &Member| member.drive.is_some() && member.state != MemberState::Stale;
+    let all = members.iter().enumerate().filter(|(_, its)| keeps(its) && !has_it(its));
+    all.map(|(index, _)| MemberIndex::new(index)).collect()
 }
 
 /// Members that are to be read, but whose drives hold a copy of before. `newest`: the generation
@@ -350,20 +352,16 @@ fn judge(
             return Err(AssembleError::MaybeOld);
         }
         if has_current && age.epoch == known.epoch && known.epoch == known.last_epoch {
-            if layout.survives(&members.iter().map(had).collect::<Vec<_>>()) {
+            if are_enough(layout, members, |_, its| had(its)) {
                 return Ok(());
             }
-            // Nobody else had it since; but of who was trusted since, those that are absent may not
-            // have heard.
             is_ours = true;
         }
     }
-    // Members that could have served everything without us may have gone on without us.
-    let absent: Vec<bool> = members
-        .iter()
-        .map(|member| member.drive.is_none() && member.state == MemberState::Trusted)
-        .collect();
-    match layout.survives(&absent) {
+    // Members that could have served everything without us may have gone on without us, or, where
+    // nobody has, not have heard of who was trusted since.
+    let is_absent = |_, its: &Member| its.drive.is_none() && its.state == MemberState::Trusted;
+    match are_enough(layout, members, is_absent) {
         true if is_ours => Err(AssembleError::Unheard),
         true => Err(AssembleError::MaybeOld),
         false => Ok(()),

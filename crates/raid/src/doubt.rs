@@ -6,15 +6,40 @@ use ashlar_format::units::MemberIndex;
 use crate::candidate::{Candidate, trusts};
 use crate::filled::Filled;
 use crate::layout::Layout;
-use crate::member::Member;
+use crate::member::{Member, are_enough};
+
+/// Whom each member trusts, by its own superblock.
+pub(crate) struct Trust(Vec<Option<Vec<bool>>>);
+
+impl Trust {
+    pub(crate) fn of(members: &[Member], candidates: &[Candidate]) -> Trust {
+        // Of members that were added since nobody could go on without those that know.
+        let trusted = |own: &ArraySuperblock| {
+            let is_one = |(index, its): (usize, &Member)| {
+                own.members().len() <= index || trusts(own, its.drive_uuid)
+            };
+            members.iter().enumerate().map(is_one).collect()
+        };
+        let by = |member: &Member| {
+            let mut own = candidates.iter().filter(|its| its.label.drive_uuid == member.drive_uuid);
+            own.next()?.superblock.as_ref().map(trusted)
+        };
+        Trust(members.iter().map(by).collect())
+    }
+
+    /// `None`: it has no superblock that can be read, and is not started alone.
+    fn knows(&self, member: MemberIndex, of: MemberIndex) -> Option<bool> {
+        self.0[member.index()].as_ref().map(|trusted| trusted[of.index()])
+    }
+}
 
 /// Members of which not enough of the others know that they are trusted: their rebuild was about to
 /// end, and nothing rests on them yet. They are rebuilding, with everything filled, if the others
 /// are enough. Whether any are.
-pub(crate) fn doubt(layout: &Layout, members: &mut [Member], candidates: &[Candidate]) -> bool {
+pub(crate) fn doubt(layout: &Layout, members: &mut [Member], trust: &Trust) -> bool {
     let mut doubted = false;
     for index in (0..members.len()).map(MemberIndex::new) {
-        if is_doubtful(layout, members, candidates, index) {
+        if is_doubtful(layout, members, trust, index) {
             let all = Filled::up_to(layout.stripes);
             let member = &mut members[index.index()];
             member.state = MemberState::Rebuilding;
@@ -25,81 +50,38 @@ pub(crate) fn doubt(layout: &Layout, members: &mut [Member], candidates: &[Candi
     doubted
 }
 
-fn is_doubtful(
-    layout: &Layout,
-    members: &[Member],
-    candidates: &[Candidate],
-    index: MemberIndex,
-) -> bool {
-    let others = |is_one: &dyn Fn(MemberIndex) -> bool| {
-        let is_it = |(at, other): (usize, &Member)| {
-            let at = MemberIndex::new(at);
-            at != index && other.is_relied_on() && is_one(at)
-        };
-        layout.survives(&members.iter().enumerate().map(is_it).collect::<Vec<_>>())
-    };
-    let knows = |other: MemberIndex| knows_of(own(members, candidates, other), members, index);
-    members[index.index()].is_relied_on() && others(&|_| true) && !others(&knows)
+fn is_doubtful(layout: &Layout, members: &[Member], trust: &Trust, index: MemberIndex) -> bool {
+    let is_other = |other: MemberIndex, its: &Member| other != index && its.is_relied_on();
+    let is_told = |other: MemberIndex| trust.knows(other, index).unwrap_or(true);
+    members[index.index()].is_relied_on()
+        && are_enough(layout, members, is_other)
+        && !are_enough(layout, members, |other, its| is_other(other, its) && is_told(other))
 }
 
-/// A member that holds everything as it says itself, and has not heard of all that are relied on.
-pub(crate) struct Unheard {
-    pub(crate) member: MemberIndex,
-    /// Whether it trusts each member.
-    knows: Vec<bool>,
-}
-
-pub(crate) fn unheard(members: &[Member], candidates: &[Candidate]) -> Vec<Unheard> {
-    let all = || (0..members.len()).map(MemberIndex::new);
-    let is_relied_on = |index: &MemberIndex| members[index.index()].is_relied_on();
-    let knows = |index: MemberIndex| {
-        let own = own(members, candidates, index);
-        let knows = all().map(|other| knows_of(own, members, other)).collect();
-        Unheard { member: index, knows }
-    };
-    let has_not_heard = |its: &Unheard| {
-        its.knows[its.member.index()] && all().any(|it| is_relied_on(&it) && !its.knows[it.index()])
-    };
-    all().filter(is_relied_on).map(knows).filter(has_not_heard).collect()
-}
-
-/// Whether these, with those that are away, could be started by themselves: they are enough, and
-/// those of the others that they know of are not.
+/// Whether members that could not be given the newest superblock, and absent ones, could be started
+/// by themselves, as if nobody had gone on without them.
 pub(crate) fn could_be_left_behind(
     layout: &Layout,
     members: &[Member],
-    unheard: &[Unheard],
+    trust: &Trust,
+    untold: &[MemberIndex],
 ) -> bool {
-    let enough = |is_one: &dyn Fn(MemberIndex, &Member) -> bool| {
-        let is_it = |(index, its): (usize, &Member)| {
-            its.state == MemberState::Trusted && is_one(MemberIndex::new(index), its)
-        };
-        layout.survives(&members.iter().enumerate().map(is_it).collect::<Vec<_>>())
-    };
+    let is_trusted = |its: &Member| its.state == MemberState::Trusted;
+    let is_absent = |its: &Member| is_trusted(its) && its.drive.is_none();
     let is_apart = |index: MemberIndex, its: &Member| {
-        its.alive().is_none() || unheard.iter().any(|unheard| unheard.member == index)
+        is_absent(its) || is_trusted(its) && untold.contains(&index)
     };
-    let is_known = |index: MemberIndex| unheard.iter().all(|its| its.knows[index.index()]);
-    !unheard.is_empty()
-        && enough(&is_apart)
-        && !enough(&|index, its| !is_apart(index, its) && is_known(index))
-}
-
-/// What a member says itself.
-fn own<'a>(
-    members: &[Member],
-    candidates: &'a [Candidate],
-    index: MemberIndex,
-) -> Option<&'a ArraySuperblock> {
-    let drive = members[index.index()].drive_uuid;
-    candidates.iter().find(|its| its.label.drive_uuid == drive)?.superblock.as_ref()
-}
-
-/// Whether a superblock says that a member is trusted. Without one nobody is started alone; and of
-/// members that were added since, nobody could go on without those that know.
-fn knows_of(own: Option<&ArraySuperblock>, members: &[Member], index: MemberIndex) -> bool {
-    let is_told = |own: &ArraySuperblock| {
-        own.members().len() <= index.index() || trusts(own, members[index.index()].drive_uuid)
+    let stays = |index: MemberIndex, its: &Member| is_trusted(its) && !is_apart(index, its);
+    let is_split = are_enough(layout, members, is_apart) && are_enough(layout, members, stays);
+    // Who holds everything, as it says itself, waits for those that it knows of, if these are
+    // enough.
+    let knows = |by: MemberIndex, of: MemberIndex| trust.knows(by, of) == Some(true);
+    let decide = || untold.iter().filter(|by| knows(**by, **by));
+    let is_waited_for = |index: MemberIndex, its: &Member| {
+        stays(index, its) && decide().all(|by| knows(*by, index))
     };
-    own.is_none_or(is_told)
+    // Of those that are absent nobody knows what they know, nor whether what others say is
+    // outdated beside it.
+    let is_sure = !members.iter().any(is_absent) && are_enough(layout, members, is_waited_for);
+    !untold.is_empty() && is_split && !is_sure
 }

@@ -12,6 +12,7 @@ use ashlar_reactor::executor::Reactor;
 
 use crate::filled::Filled;
 use crate::label;
+use crate::layout::Layout;
 use crate::missed::Behind;
 use crate::own_generation::OwnGeneration;
 
@@ -125,6 +126,17 @@ impl Member {
     pub(crate) fn keeper(&self, index: MemberIndex, drive: Rc<Drive>) -> Keeper {
         Keeper { index, drive, drive_uuid: self.drive_uuid, areas: self.areas }
     }
+}
+
+/// Whether the members that it `is_one` of hold every block.
+pub(crate) fn are_enough(
+    layout: &Layout,
+    members: &[Member],
+    is_one: impl Fn(MemberIndex, &Member) -> bool,
+) -> bool {
+    let all = members.iter().enumerate();
+    let those = all.map(|(index, member)| is_one(MemberIndex::new(index), member));
+    layout.survives(&those.collect::<Vec<_>>())
 }
 
 /// A member that keeps metadata, and where.

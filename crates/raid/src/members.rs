@@ -32,7 +32,7 @@ use smallvec::SmallVec;
 use crate::bad_set::BadRange;
 use crate::error::ArrayError;
 use crate::layout::{Layout, Positions};
-use crate::member::{Keeper, Member};
+use crate::member::{Keeper, Member, are_enough};
 use crate::missed::Behind;
 use crate::scrub_plan::ScrubMark;
 use crate::settings::Settings;
@@ -687,11 +687,10 @@ impl Members {
 
     /// Whether the others hold every block, as far as they are here.
     pub(crate) fn survives_without(&self, failed: &[MemberIndex]) -> bool {
-        let list = self.list.borrow();
-        let good = |(index, member): (usize, &Member)| {
-            member.is_whole() && !failed.contains(&MemberIndex::new(index))
-        };
-        self.identity.layout().survives(&list.iter().enumerate().map(good).collect::<Vec<_>>())
+        let layout = self.identity.layout();
+        are_enough(&layout, &self.list.borrow(), |index, its| {
+            its.is_whole() && !failed.contains(&index)
+        })
     }
 
     /// Whether a member, here or not, holds what the others do not.

@@ -236,8 +236,9 @@ impl Array {
         }
         // A crash may have left the newest on some members only: nothing may rest on it before it
         // is on all.
-        let unheard = newest.spread(&self.reactor).await;
-        if !force && could_be_left_behind(&self.layout(), &self.members.list(), &unheard) {
+        let untold = newest.spread(&self.reactor, &self.members.keepers()).await;
+        let (trust, members) = (&newest.trust, &self.members);
+        if !force && could_be_left_behind(&self.layout(), &members.list(), trust, &untold) {
             return Err(AssembleError::Unheard);
         }
         maps.spread(&self.reactor).await;

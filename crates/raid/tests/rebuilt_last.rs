@@ -97,16 +97,24 @@ fn trusts_filled(superblock: &ArraySuperblock) -> bool {
     superblock.members()[FILLED.index()].state() == Ok(MemberState::Trusted)
 }
 
-/// What becomes of superblocks for this drive that trust the second member.
-fn told_of(steer: &Steer, pair: &Pair, drive: &Rc<Drive>, fate: Fate) {
-    let file = address(pair.file(drive));
+/// What becomes of superblocks for these drives that trust the second member.
+fn told_of<const N: usize>(steer: &Steer, pair: &Pair, drives: [&Rc<Drive>; N], fate: Fate) {
+    let files = drives.map(|drive| address(pair.file(drive)));
     steer.set(move |its, op| match (op, superblock(op)) {
-        (Op::Write { from, .. }, Some(home)) if its == file => {
+        (Op::Write { from, .. }, Some(home)) if files.contains(&its) => {
             let mut bytes = vec![0; from.len()];
             from.copy_to_slice(&mut bytes);
             let superblock = record::open::<ArraySuperblock>(&bytes, None, home);
             if superblock.is_ok_and(trusts_filled) { fate } else { Fate::Passes }
         }
+        _ => Fate::Passes,
+    });
+}
+
+fn takes_no_superblock(steer: &Steer, pair: &Pair, drive: &Rc<Drive>) {
+    let file = address(pair.file(drive));
+    steer.set(move |its, op| match superblock(op) {
+        Some(_) if its == file => Fate::Fails,
         _ => Fate::Passes,
     });
 }
@@ -124,7 +132,7 @@ fn who_could_not_be_told_is_not_left_behind() {
         run(move |reactor, steer| async move {
             let mut pair = made(&reactor, mirrored).await;
             let source = about_to_end(&mut pair, &steer).await;
-            told_of(&steer, &pair, &source, Fate::Fails);
+            told_of(&steer, &pair, [&source], Fate::Fails);
             pair.rebuild_ends().await;
             pair.array.pull_member(SOURCE).unwrap();
             waits_for(&pair).await;
@@ -145,7 +153,7 @@ fn who_goes_while_it_is_told_is_not_left_behind() {
         run(move |reactor, steer| async move {
             let mut pair = made(&reactor, mirrored).await;
             let source = about_to_end(&mut pair, &steer).await;
-            told_of(&steer, &pair, &source, Fate::Waits);
+            told_of(&steer, &pair, [&source], Fate::Waits);
             has_heard(&pair, &pair.drives()[FILLED.index()]).await;
             pair.array.pull_member(SOURCE).unwrap();
             steer.drop_waiting(&reactor).await;
@@ -168,15 +176,11 @@ fn a_start_leaves_nobody_behind_that_has_not_heard() {
             let mut pair = made(&reactor, mirrored).await;
             let source = about_to_end(&mut pair, &steer).await;
             let filled = pair.drives()[FILLED.index()].clone();
-            told_of(&steer, &pair, &source, Fate::Waits);
+            told_of(&steer, &pair, [&source], Fate::Waits);
             has_heard(&pair, &filled).await;
             pair.dies();
             steer.drop_waiting(&reactor).await;
-            let file = address(pair.file(&source));
-            steer.set(move |its, op| match superblock(op) {
-                Some(_) if its == file => Fate::Fails,
-                _ => Fate::Passes,
-            });
+            takes_no_superblock(&steer, &pair, &source);
             let refused = pair.start(&[&source, &filled], AssembleOptions::default()).await;
             assert!(matches!(refused, Err(AssembleError::Array(ArrayError::Lost))), "{refused:?}");
             steer.set(|_, _| Fate::Passes);
@@ -217,19 +221,40 @@ fn one_that_cannot_be_told_holds_up_no_start_of_others() {
         pair.write_some(20).await;
         about_to_end(&mut pair, &steer).await;
         let drives = pair.drives();
-        told_of(&steer, &pair, &drives[2], Fate::Waits);
+        told_of(&steer, &pair, [&drives[2]], Fate::Waits);
         has_heard(&pair, &drives[0]).await;
         has_heard(&pair, &drives[1]).await;
         pair.dies();
         steer.drop_waiting(&reactor).await;
-        let file = address(pair.file(&drives[2]));
-        steer.set(move |its, op| match superblock(op) {
-            Some(_) if its == file => Fate::Fails,
-            _ => Fate::Passes,
-        });
+        takes_no_superblock(&steer, &pair, &drives[2]);
         pair.starts_with(&[&drives[0], &drives[1], &drives[2]]).await;
         pair.put(0, &[2; 4096]).await;
         let refused = pair.start(&[&drives[2]], AssembleOptions::default()).await;
         assert!(matches!(refused, Err(AssembleError::MaybeOld)), "{refused:?}");
+    });
+}
+
+/// Of two pairs the source is absent at the next start, and one of the others takes nothing there.
+#[test]
+fn who_cannot_be_told_is_not_left_behind_with_one_that_is_absent() {
+    run(|reactor, steer| async move {
+        let mut pair = Pair::new(&reactor, Level::Raid10, 4, 512).await;
+        pair.write_some(20).await;
+        let source = about_to_end(&mut pair, &steer).await;
+        let drives = pair.drives();
+        let (filled, told, other) = (&drives[FILLED.index()], &drives[2], &drives[3]);
+        told_of(&steer, &pair, [&source, other], Fate::Waits);
+        has_heard(&pair, filled).await;
+        has_heard(&pair, told).await;
+        pair.dies();
+        steer.drop_waiting(&reactor).await;
+        takes_no_superblock(&steer, &pair, other);
+        let refused = pair.start(&[filled, told, other], AssembleOptions::default()).await;
+        assert!(matches!(refused, Err(AssembleError::Unheard)), "{refused:?}");
+        steer.set(|_, _| Fate::Passes);
+        pair.starts_with(&[filled, told, other]).await;
+        pair.put(0, &[2; 4096]).await;
+        let refused = pair.start(&[&source, other], AssembleOptions::default()).await;
+        assert!(refused.is_err());
     });
 }

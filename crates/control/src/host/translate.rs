@@ -65,23 +65,14 @@ pub fn assemble(name: &str, drives: &Absent, full: &[String], error: &AssembleEr
             "attach the drive that it was taken from; or take old data for good, where this one \
              has it: `ashlar array start {name} --force`"
         )),
-        AssembleError::Apart { ours, others } => Refusal::conflict(format!(
-            "array {name} cannot start: {others} went on without {ours}, and {ours} without \
-             {others}; each may have what the other lacks",
-            ours = ours.join(", "),
-            others = others.join(", ")
-        ))
-        .fix(format!(
-            "`ashlar drive detach` those whose data shall be lost, then `ashlar array start \
-             {name}` (with --force if it asks for it), and give them back as new ones: see \
-             `ashlar array replace --help`"
-        )),
+        AssembleError::Apart { ours, others } => apart(name, &ours.join(", "), &others.join(", ")),
         AssembleError::InUse { host } => {
             Refusal::conflict(format!("array {name} is in use by {host} (its lease is alive)"))
                 .fix("stop it there first, or use --force, which risks that both hosts write")
         }
         AssembleError::JournalGone { .. } if absent.is_empty() => Refusal::conflict(text)
             .fix(format!("`ashlar array start {name} --force`: {}", cost_of_force(error))),
+        AssembleError::Unheard if !full.is_empty() => not_written(name, full, ArrayError::NoSpace),
         AssembleError::MaybeOld
         | AssembleError::Unheard
         | AssembleError::LeaseUnreadable
@@ -93,6 +84,18 @@ pub fn assemble(name: &str, drives: &Absent, full: &[String], error: &AssembleEr
         }
         AssembleError::Array(error) => not_written(name, full, *error),
     }
+}
+
+fn apart(name: &str, ours: &str, others: &str) -> Refusal {
+    Refusal::conflict(format!(
+        "array {name} cannot start: {others} went on without {ours}, and {ours} without {others}; \
+         each may have what the other lacks"
+    ))
+    .fix(format!(
+        "`ashlar drive detach` those whose data shall be lost, then `ashlar array start {name}` \
+         (with --force if it asks for it), and give them back as new ones: see `ashlar array \
+         replace --help`"
+    ))
 }
 
 /// What is lost by a start by force.

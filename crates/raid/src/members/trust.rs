@@ -9,7 +9,7 @@ use ashlar_format::units::MemberIndex;
 
 use super::Members;
 use crate::error::ArrayError;
-use crate::member::Member;
+use crate::member::{Member, are_enough};
 
 /// What became of a superblock that trusts a member.
 struct Told {
@@ -43,7 +43,10 @@ impl Members {
         let Told { generation, members, is_all, is_full } = self.tell_of(index).await;
         self.writing.set(false);
         self.waiting.wake_all(&self.reactor);
-        let is_enough = members.contains(&index) && self.are_enough(&members);
+        let knows =
+            |index, its: &Member| its.state == MemberState::Trusted && members.contains(&index);
+        let layout = self.identity.layout();
+        let is_enough = members.contains(&index) && are_enough(&layout, &self.list(), knows);
         let is_kept = is_enough && is_still(&self.list()[index.index()]);
         if !is_kept || !is_all {
             self.generation.set(self.generation.get() + 1);
@@ -87,14 +90,5 @@ impl Members {
         let members: Vec<MemberIndex> = took.map(|(index, _)| index).collect();
         let is_all = members.len() == targets.len() && !targets.is_empty();
         Told { generation, members, is_all, is_full }
-    }
-
-    /// Whether those of these that are trusted hold every block.
-    fn are_enough(&self, told: &[MemberIndex]) -> bool {
-        let is_one = |(index, member): (usize, &Member)| {
-            member.state == MemberState::Trusted && told.contains(&MemberIndex::new(index))
-        };
-        let those: Vec<bool> = self.list().iter().enumerate().map(is_one).collect();
-        self.identity.layout().survives(&those)
     }
 }

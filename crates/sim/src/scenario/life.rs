@@ -202,22 +202,21 @@ enum Remembers {
 
 fn remembered(seedling: &Seedling, offered: &[u32], remembers: Remembers) -> Option<Known> {
     let world = seedling.world.borrow();
-    let newest = inspect::newest(world.drives.iter());
-    let epoch = |drives: &mut dyn Iterator<Item = &SimDrive>| drives.map(inspect::epoch).max();
-    let (generation, epoch) = match remembers {
+    let is_here = |(drive, its): &(usize, &SimDrive)| {
+        !its.dead && offered.iter().any(|offered| *offered as usize == *drive)
+    };
+    let drives: Vec<&SimDrive> = match remembers {
         Remembers::Nothing => return None,
-        Remembers::Newest => {
-            let generation = newest.as_ref().map_or(0, |newest| newest.header.sequence.get());
-            (generation, epoch(&mut world.drives.iter()))
-        }
+        Remembers::Newest => world.drives.iter().collect(),
         Remembers::WhatIsHere => {
-            let here = offered.iter().map(|drive| &world.drives[*drive as usize]);
-            (0, epoch(&mut here.filter(|drive| !drive.dead)))
+            world.drives.iter().enumerate().filter(is_here).map(|(_, its)| its).collect()
         }
     };
+    let newest = inspect::newest(drives.iter().copied());
+    let generation = newest.as_ref().map_or(0, |newest| newest.header.sequence.get());
+    let epoch = drives.iter().copied().map(inspect::epoch).max().unwrap_or(0);
     let members = newest.iter().flat_map(|its| its.members());
     let trusted = members.filter(|its| its.state() == Ok(MemberState::Trusted));
-    let epoch = epoch.unwrap_or(0);
     let current = trusted.map(|its| its.drive).collect();
     Some(Known { generation, epoch, last_epoch: epoch, current })
 }
