@@ -202,21 +202,27 @@ enum Remembers {
 
 fn remembered(seedling: &Seedling, offered: &[u32], remembers: Remembers) -> Option<Known> {
     let world = seedling.world.borrow();
-    let is_here = |(drive, its): &(usize, &SimDrive)| {
-        !its.dead && offered.iter().any(|offered| *offered as usize == *drive)
+    let all = || world.drives.iter();
+    let here = || {
+        let offered = offered.iter().map(|drive| &world.drives[*drive as usize]);
+        offered.filter(|drive| !drive.dead)
     };
-    let drives: Vec<&SimDrive> = match remembers {
+    let epoch_of = |drives: &mut dyn Iterator<Item = &SimDrive>| drives.map(inspect::epoch).max();
+    let (generation, epoch) = match remembers {
         Remembers::Nothing => return None,
-        Remembers::Newest => world.drives.iter().collect(),
-        Remembers::WhatIsHere => {
-            world.drives.iter().enumerate().filter(is_here).map(|(_, its)| its).collect()
+        Remembers::Newest => {
+            let newest = inspect::newest(all());
+            let generation = newest.map_or(0, |newest| newest.header.sequence.get());
+            (generation, epoch_of(&mut all()))
         }
+        Remembers::WhatIsHere => (0, epoch_of(&mut here())),
     };
-    let newest = inspect::newest(drives.iter().copied());
-    let generation = newest.as_ref().map_or(0, |newest| newest.header.sequence.get());
-    let epoch = drives.iter().copied().map(inspect::epoch).max().unwrap_or(0);
+    // A rival's operator does not insist on drives that others went on without.
+    let insists = remembers == Remembers::WhatIsHere && seedling.place != SECOND;
+    let newest = if insists { inspect::newest(here()) } else { inspect::newest(all()) };
     let members = newest.iter().flat_map(|its| its.members());
     let trusted = members.filter(|its| its.state() == Ok(MemberState::Trusted));
+    let epoch = epoch.unwrap_or(0);
     let current = trusted.map(|its| its.drive).collect();
     Some(Known { generation, epoch, last_epoch: epoch, current })
 }
