@@ -224,7 +224,7 @@ impl Array {
                 slot.worked(self.reactor.now(), stripes * self.stripe_bytes());
                 slot.advance(now.cursor);
             } else {
-                self.pause(RETRY_AFTER).await;
+                shift.beside(self.pause(RETRY_AFTER)).await;
             }
         }
     }
@@ -247,7 +247,10 @@ impl Array {
     ) -> Result<Moved, ArrayError> {
         let stripe_bytes = self.stripe_bytes();
         let most = self.window_stripes();
-        let fits = (1..=most).rev().find(|count| self.journal.has_room_for(count * stripe_bytes));
+        // What superblocks name stays in the ring, and its end may be too short for a batch.
+        let kept = 2 * u64::from(PAYLOAD_BYTES_MAX);
+        let has_room = |count: &u64| self.journal.has_room_for(count * stripe_bytes + kept);
+        let fits = (1..=most).rev().find(has_room);
         let window = restripe.cursor..end.min(restripe.cursor + fits.unwrap_or(1));
         for stripe in window.clone() {
             self.make_written(StripeIndex(stripe)).await?;
