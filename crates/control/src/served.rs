@@ -175,10 +175,11 @@ impl Served {
         beside(move || lock(&export).iter().for_each(|export| export.set_atomic_bytes(bytes))).await
     }
 
-    /// What is proven by who connects from now on.
-    pub async fn set_secrets(&self, secrets: Secrets) -> Answer<()> {
+    /// Who may use it from now on, and what is proven by who connects.
+    pub async fn set_access(&self, hosts: Vec<String>, secrets: Secrets) -> Answer<()> {
         let export = self.export.clone();
-        beside(move || lock(&export).iter().for_each(|export| export.set_secrets(&secrets))).await
+        let set = move |export: &mut Box<dyn Export>| export.set_access(&hosts, &secrets);
+        beside(move || lock(&export).iter_mut().for_each(set)).await
     }
 
     /// What speaks against ending the export by what it says itself: whether somebody is connected.

@@ -18,7 +18,7 @@ use crate::api::array::{
     Array, ArrayCreate, ArrayGrow, ArrayGrown, ArrayReplace, ArrayScrub, RebuildStarted, ScanResult,
 };
 use crate::api::drive::{Drive, DriveAttach};
-use crate::api::export::{Export, ExportCreate, LimitsChange, SecretsChange};
+use crate::api::export::{Export, ExportCreate, HostsChange, LimitsChange};
 use crate::api::settings::SettingsChange;
 use crate::api::spare::{Spare, SpareAdd};
 use crate::api::status::Status;
@@ -88,7 +88,7 @@ fn documented() -> OpenApiRouter<Arc<Host>> {
         .routes(routes!(list_exports, create_export))
         .routes(routes!(show_export, delete_export))
         .routes(routes!(set_export))
-        .routes(routes!(set_export_secrets))
+        .routes(routes!(set_export_hosts))
         .routes(routes!(set_export_access))
 }
 
@@ -502,16 +502,16 @@ async fn set_export(
     finish(async move { host.set_export(&name, request).await }).await
 }
 
-/// Set what hosts of an export have to prove
-#[utoipa::path(post, path = "/v1/exports/{name}/secrets", tag = "exports",
-    params(("name" = String, Path)), request_body = SecretsChange,
+/// Set which hosts may use an export, and what they have to prove
+#[utoipa::path(post, path = "/v1/exports/{name}/hosts", tag = "exports",
+    params(("name" = String, Path)), request_body = HostsChange,
     responses((status = 200, body = Export), (status = "default", body = ErrorBody)))]
-async fn set_export_secrets(
+async fn set_export_hosts(
     State(host): State<Arc<Host>>,
     Path(name): Path<String>,
-    Body(request): Body<SecretsChange>,
+    Body(request): Body<HostsChange>,
 ) -> Reply<Export> {
-    finish(async move { host.set_export_secrets(&name, request).await }).await
+    finish(async move { host.set_export_hosts(&name, request).await }).await
 }
 
 /// Set who may connect to the socket of an export

@@ -130,6 +130,31 @@ fn a_host_proves_who_it_is_and_does_so_again_after_a_restart() {
 }
 
 #[test]
+fn hosts_are_let_in_and_shut_out_while_the_export_is_there() {
+    let mut both = Both::start();
+    both.secret("good");
+    let Both { target, host, nqn, .. } = &both;
+    target.ok(&both.create("e", &format!("--host {OTHER}")));
+    host.refused(&both.attach(""));
+    let said = target.ok(&format!("export set e --host {nqn} --host-secret {nqn}=@/good"));
+    assert!(said.contains(&format!("hosts     {OTHER} {nqn}")), "{said}");
+    assert!(said.contains(&format!("secrets   of {nqn}")), "{said}");
+    host.refused(&both.attach(""));
+    host.ok(&both.attach("--secret @/good"));
+    target.ok(&format!("export set e --no-host {OTHER}"));
+    assert_eq!(host.json("drive show far")["state"], "free");
+    target.ok(&format!("export set e --host {OTHER} --no-host {nqn}"));
+    let refused = host.refused(&both.attach("--secret @/good").replace("far", "again"));
+    assert!(refused.contains("fix:"), "{refused}");
+    both.nothing_is_told();
+    both.target.stop();
+    both.target.start_again();
+    let shown = both.target.json("export show e");
+    assert_eq!(shown["nvme"]["hosts"], serde_json::json!([OTHER]));
+    assert_eq!(shown["nvme"]["hosts_with_secret"], serde_json::json!([]));
+}
+
+#[test]
 fn what_makes_no_sense_is_refused_with_the_fix() {
     let mut both = Both::start();
     ["good", "own", "new"].into_iter().for_each(|name| both.secret(name));
@@ -154,7 +179,10 @@ fn what_makes_no_sense_is_refused_with_the_fix() {
             format!("export set e --host-secret {nqn}=@/new --no-host-secret {nqn}"),
             "leave out its --host-secret",
         ),
-        (format!("export set e --host-secret {SUBSYSTEM}=@/new"), "create it anew"),
+        (format!("export set e --host-secret {SUBSYSTEM}=@/new"), "same command: --host"),
+        (format!("export set e --no-host {SUBSYSTEM}"), "none of the hosts"),
+        (format!("export set e --no-host {nqn} --no-host {OTHER}"), "open to all"),
+        ("export set e --host x".into(), "nqn.YYYY-MM"),
         ("export create g --volume w --controller-secret @/own".into(), "--kind nvme-tcp"),
         (format!("export create g --volume w --host-secret {nqn}=@/own"), "--kind nvme-tcp"),
     ] {

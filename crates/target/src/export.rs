@@ -156,9 +156,10 @@ pub trait Export: Send {
     /// all. Most protocols have no word for that.
     fn set_atomic_bytes(&self, _bytes: u32) {}
 
-    /// From now on this is what has to be proven by who connects; who is connected stays so, unless
-    /// it has to prove something now and never did. Most protocols have no way to prove anything.
-    fn set_secrets(&self, _secrets: &Secrets) {}
+    /// From now on these hosts may use it (none: any), and this is what has to be proven by who
+    /// connects. Who is connected stays so, unless it may not any more, or has to prove something
+    /// now and never did. Most protocols know no hosts.
+    fn set_access(&mut self, _hosts: &[String], _secrets: &Secrets) {}
 
     /// It is about to be stopped, as are all that are told so before the first of them is: whoever
     /// loses all it has by that is disconnected, and does not see one go after the other. Most

@@ -148,9 +148,13 @@ impl NvmeTcpExport {
         Ok(export)
     }
 
-    /// Hosts are told when all reactors know what there is to be known.
     fn announce(&self) {
-        let (id, hosts) = (self.namespace, Arc::<[String]>::from(self.spec.hosts.clone()));
+        self.announce_to(&self.spec.hosts);
+    }
+
+    /// Hosts are told when all reactors know what there is to be known.
+    fn announce_to(&self, hosts: &[String]) {
+        let (id, hosts) = (self.namespace, Arc::<[String]>::from(hosts));
         if self.lines.ask_all(move |branch| branch.announce(id, &hosts)).is_err() {
             let export = &self.spec.name;
             tracing::warn!(export, "a reactor does not tell hosts what has changed");
@@ -185,13 +189,37 @@ impl Export for NvmeTcpExport {
         self.announce();
     }
 
-    fn set_secrets(&self, secrets: &Secrets) {
-        let open = self.ports.open();
-        let Some(its) = open.get(&self.spec.listen) else { return };
-        let mut inner = its.port.inner();
-        if let Some(subsystem) = inner.subsystems.get_mut(&self.spec.subsystem) {
-            subsystem.set_secrets(&self.spec.hosts, secrets);
+    fn set_access(&mut self, hosts: &[String], secrets: &Secrets) {
+        let mut hosts = hosts.to_vec();
+        hosts.sort();
+        let before = std::mem::replace(&mut self.spec.hosts, hosts.clone());
+        {
+            let open = self.ports.open();
+            let Some(its) = open.get(&self.spec.listen) else { return };
+            let mut inner = its.port.inner();
+            inner.generation += 1;
+            if let Some(subsystem) = inner.subsystems.get_mut(&self.spec.subsystem) {
+                subsystem.set_access(self.namespace, &hosts, secrets);
+            }
         }
+        if before == hosts {
+            return;
+        }
+        let (id, all) = (self.namespace, Arc::<[String]>::from(hosts.clone()));
+        if self.lines.ask_all(move |branch| branch.set_hosts(id, all.to_vec())).is_err() {
+            let export = &self.spec.name;
+            tracing::error!(export, "a reactor does not hear who may use the export");
+        }
+        // Who had it still, or has it now.
+        let changed = match before.is_empty() || hosts.is_empty() {
+            true => Vec::new(),
+            false => {
+                let mut both = [before, hosts].concat();
+                both.sort();
+                both
+            }
+        };
+        self.announce_to(&changed);
     }
 
     fn set_atomic_bytes(&self, bytes: u32) {

@@ -99,16 +99,23 @@ pub struct ExportCreate {
     pub limits: LimitsChange,
 }
 
-/// What hosts have to prove when they connect from now on; who is connected stays so, but for hosts
-/// that never proved anything and have to now. What is left out stays as it is. It holds for all
-/// exports of the subsystem.
+/// Which hosts may use an export by `nvme-tcp` from now on, and what they have to prove when they
+/// connect. Who is connected stays so, but for hosts that may not any more, and hosts that never
+/// proved anything and have to now. What is left out stays as it is. Secrets hold for all exports
+/// of the subsystem.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct SecretsChange {
+pub struct HostsChange {
+    /// Names of hosts that may use it, too. If any host might before, only these may now.
+    #[serde(default)]
+    pub allow: Vec<String>,
+    /// Of hosts that may not any more.
+    #[serde(default)]
+    pub forbid: Vec<String>,
     /// By name, hosts that may use it: their new secrets; `null` for none.
     #[serde(default)]
     #[schema(value_type = BTreeMap<String, Option<String>>, write_only)]
-    pub hosts: BTreeMap<String, Option<Secret>>,
+    pub secrets: BTreeMap<String, Option<Secret>>,
     /// The subsystem's own.
     #[serde(default)]
     #[schema(value_type = Option<String>, write_only)]
@@ -118,9 +125,9 @@ pub struct SecretsChange {
     pub remove_controller: bool,
 }
 
-impl SecretsChange {
+impl HostsChange {
     pub fn is_empty(&self) -> bool {
-        *self == SecretsChange::default()
+        *self == HostsChange::default()
     }
 }
 

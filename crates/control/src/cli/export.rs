@@ -10,8 +10,8 @@ use clap_complete::engine::ArgValueCandidates;
 use crate::access::{SocketAccess, SocketMode};
 use crate::api::Done;
 use crate::api::export::{
-    Export, ExportCreate, ExportKind, ExportLimits, ExportPart, ExportState, LimitsChange,
-    SecretsChange,
+    Export, ExportCreate, ExportKind, ExportLimits, ExportPart, ExportState, HostsChange,
+    LimitsChange,
 };
 use crate::cli::complete;
 use crate::cli::drive::{read_secret, with_notes};
@@ -39,7 +39,8 @@ pub enum Command {
     },
     /// All exports
     List,
-    /// Limit how fast it may go, say who may connect to its socket and what hosts have to prove;
+    /// Limit how fast it may go, say who may connect to its socket, which hosts may use it and what
+    /// they have to prove;
     /// without options: show the limits
     Set(Box<Set>),
     /// One export
@@ -121,7 +122,7 @@ pub struct Set {
     #[command(flatten)]
     access: Access,
     #[command(flatten)]
-    secrets: Secrets,
+    hosts: Hosts,
 }
 
 /// Who may connect to the socket. Of `export set`: what is left out stays as it is.
@@ -147,10 +148,18 @@ impl Access {
     }
 }
 
-/// What hosts have to prove when they connect from now on, in all exports of the subsystem. Who is
-/// connected stays so, but for hosts that never proved anything and have to now.
+/// Which hosts may use it, and what they have to prove when they connect from now on, in all
+/// exports of the subsystem. Who is connected stays so, but for hosts that may not any more, and
+/// those that never proved anything and have to now.
 #[derive(Args)]
-pub struct Secrets {
+pub struct Hosts {
+    /// nvme-tcp: one more host that may use it, at once; several times for several. If any host
+    /// might before, only these may now
+    #[arg(long = "host", value_name = "NQN")]
+    allow: Vec<String>,
+    /// nvme-tcp: a host that may not use it any more: it loses its disk at once
+    #[arg(long = "no-host", value_name = "NQN")]
+    forbid: Vec<String>,
     /// nvme-tcp: the secret of a host that may use it is now the one in the file
     #[arg(long = "host-secret", value_name = "NQN=FILE", value_parser = secret_of_host)]
     host_secrets: Vec<SecretOfHost>,
@@ -191,8 +200,8 @@ fn read_secrets(of: Vec<SecretOfHost>) -> Answer<BTreeMap<String, Secret>> {
     Ok(secrets)
 }
 
-impl Secrets {
-    fn change(self) -> Answer<SecretsChange> {
+impl Hosts {
+    fn change(self) -> Answer<HostsChange> {
         let new = read_secrets(self.host_secrets)?;
         if let Some(nqn) = self.no_host_secrets.iter().find(|its| new.contains_key(*its)) {
             return Err(Refusal::invalid(format!("{nqn} is given a secret, and is to have none"))
@@ -200,8 +209,10 @@ impl Secrets {
         }
         let gone = self.no_host_secrets.into_iter().map(|nqn| (nqn, None));
         let new = new.into_iter().map(|(nqn, secret)| (nqn, Some(secret)));
-        Ok(SecretsChange {
-            hosts: gone.chain(new).collect(),
+        Ok(HostsChange {
+            allow: self.allow,
+            forbid: self.forbid,
+            secrets: gone.chain(new).collect(),
             controller: read_secret(self.controller_secret.as_deref())?,
             remove_controller: self.no_controller_secret,
         })
@@ -295,13 +306,13 @@ pub async fn run(command: Command, client: &Client, output: Output) -> Answer<()
 /// The last that was set is shown.
 async fn set(change: Set, client: &Client, output: Output) -> Answer<()> {
     let (limits, access) = (change.limits.change(), change.access.change());
-    let secrets = change.secrets.change()?;
+    let hosts = change.hosts.change()?;
     let path = path_of("exports", &change.name);
     let sets_limits = limits != LimitsChange::default();
-    if !secrets.is_empty() {
-        let export: Export = client.post(&format!("{path}/secrets"), &secrets).await?;
+    if !hosts.is_empty() {
+        let export: Export = client.post(&format!("{path}/hosts"), &hosts).await?;
         if access.is_usual() && !sets_limits {
-            return show(output, &export, |export| listed(&secrets_shown(export)));
+            return show(output, &export, |export| hosts_shown(export).join("\n"));
         }
     }
     if !access.is_usual() {
@@ -396,11 +407,15 @@ fn limits_shown(limits: &ExportLimits) -> String {
     }
 }
 
-/// Of whom there are secrets.
-fn secrets_shown(export: &Export) -> Vec<String> {
+/// Which hosts may use it, and of whom there are secrets.
+fn hosts_shown(export: &Export) -> Vec<String> {
     let Some(its) = &export.nvme else { return Vec::new() };
-    let hosts = its.hosts_with_secret.iter().map(|host| format!("of {host}"));
-    hosts.chain(its.controller_secret.then(|| "of the subsystem".to_owned())).collect()
+    let any = || "any that can connect".to_owned();
+    let hosts = if its.hosts.is_empty() { any() } else { its.hosts.join(" ") };
+    let secrets = its.hosts_with_secret.iter().map(|host| format!("of {host}"));
+    let secrets = secrets.chain(its.controller_secret.then(|| "of the subsystem".to_owned()));
+    let secrets = listed(&secrets.collect::<Vec<_>>());
+    vec![format!("hosts     {hosts}"), format!("secrets   {secrets}")]
 }
 
 /// `CPU 0 (2 queues), CPU 1 (2 queues)`
@@ -437,12 +452,9 @@ fn details(export: &Export) -> String {
     let unreachable = export.unreachable.as_ref().filter(|_| export.state != ExportState::Down);
     lines.extend(unreachable.map(|why| format!("lost      {why}")));
     if let Some(its) = &export.nvme {
-        let any = || "any that can connect".to_owned();
-        let hosts = if its.hosts.is_empty() { any() } else { its.hosts.join(" ") };
         lines.push(format!("subsystem {}", its.nqn));
         lines.push(format!("namespace {}", its.nsid));
-        lines.push(format!("hosts     {hosts}"));
-        lines.push(format!("secrets   {}", listed(&secrets_shown(export))));
+        lines.extend(hosts_shown(export));
         lines.push(format!("connect   {}", its.connect));
     }
     lines.extend(export.qemu.as_ref().map(|qemu| format!("qemu      {qemu}")));

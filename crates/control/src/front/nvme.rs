@@ -2,10 +2,10 @@
 
 use std::net::SocketAddr;
 
-use ashlar_target::nvme_tcp::{NAMESPACES_MAX, QUEUES_MAX, check_nqn};
+use ashlar_target::nvme_tcp::{HOSTS_MAX, NAMESPACES_MAX, QUEUES_MAX, check_nqn};
 use uuid::Uuid;
 
-use crate::api::export::{ExportCreate, SecretsChange};
+use crate::api::export::{ExportCreate, HostsChange};
 use crate::front::{Front, Offered, queues};
 use crate::refusal::{Answer, Refusal};
 use crate::secret::KeptSecrets;
@@ -19,16 +19,39 @@ pub fn front(asked: &ExportCreate, volume: Uuid, others: &[Offered]) -> Answer<F
     let nqn = asked.nqn.clone().unwrap_or_else(own);
     let mut hosts = asked.hosts.clone();
     hosts.extend(asked.host_secrets.keys().filter(|its| !asked.hosts.contains(its)).cloned());
-    for name in std::iter::once(&nqn).chain(&hosts) {
-        if let Some(why) = check_nqn(name) {
-            let fix = "a host's is in its /etc/nvme/hostnqn; a subsystem's may be left out";
-            return Err(Refusal::invalid(why).fix(fix));
-        }
-    }
+    std::iter::once(&nqn).chain(&hosts).try_for_each(|name| check(name))?;
     let queues = queues(asked, QUEUES_MAX)?;
     let nsid = number(asked.nsid, &nqn, volume, listen, others)?;
     let secrets = secrets(asked, &nqn, &hosts, others)?;
     Ok(Front::NvmeTcp { listen, nqn, nsid, hosts, secrets, queues })
+}
+
+fn check(name: &str) -> Answer<()> {
+    let fix = "a host's is in its /etc/nvme/hostnqn; a subsystem's may be left out";
+    check_nqn(name).map_or(Ok(()), |why| Err(Refusal::invalid(why).fix(fix)))
+}
+
+/// What the hosts of an export become.
+pub fn hosts_changed(its: &[String], change: &HostsChange) -> Answer<Vec<String>> {
+    let HostsChange { allow, forbid, .. } = change;
+    allow.iter().try_for_each(|name| check(name))?;
+    if let Some(host) = forbid.iter().find(|host| allow.contains(host) || !its.contains(host)) {
+        let text = format!("{host} cannot be shut out: it is none of the hosts that may use it");
+        return Err(Refusal::invalid(text).fix("`ashlar export show` names them"));
+    }
+    let new = allow.iter().filter(|host| !its.contains(host));
+    let mut all: Vec<String> = its.iter().chain(new).cloned().collect();
+    all.retain(|host| !forbid.contains(host));
+    if all.is_empty() && !forbid.is_empty() {
+        let text = "no host would be left, and an export that names none is open to all";
+        return Err(Refusal::conflict(text)
+            .fix("let another in with the same command, by --host, or delete the export"));
+    }
+    if all.len() > HOSTS_MAX {
+        return Err(Refusal::invalid(format!("{} hosts; {HOSTS_MAX} are possible", all.len()))
+            .fix("shut some out with --no-host"));
+    }
+    Ok(all)
 }
 
 /// Whether a host may use an export of these.
@@ -120,9 +143,9 @@ fn nobody_asks() -> Refusal {
 }
 
 /// What the secrets of a subsystem become.
-pub fn changed(its: &KeptSecrets, change: &SecretsChange) -> Answer<KeptSecrets> {
+pub fn changed(its: &KeptSecrets, change: &HostsChange) -> Answer<KeptSecrets> {
     let mut all = its.clone();
-    for (host, secret) in &change.hosts {
+    for (host, secret) in &change.secrets {
         match secret {
             Some(secret) => drop(all.hosts.insert(host.clone(), secret.clone())),
             None => drop(all.hosts.remove(host)),

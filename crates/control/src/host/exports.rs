@@ -17,7 +17,7 @@ use uuid::Uuid;
 
 use crate::api::Done;
 use crate::api::export::{
-    Export, ExportCreate, ExportKind, ExportLimits, LimitsChange, SecretsChange,
+    Export, ExportCreate, ExportKind, ExportLimits, HostsChange, LimitsChange,
 };
 use crate::catalog::{KnownDisk, KnownExport};
 use crate::engine;
@@ -70,14 +70,14 @@ impl Host {
                 self.stop_export(&name).await;
                 if let Some(nqn) = &subsystem {
                     // What fails there as well is in the log.
-                    let _ = self.tell_secrets(nqn).await;
+                    let _ = self.tell_hosts(nqn).await;
                 }
                 return Err(refusal);
             }
         }
         tracing::info!(export = name, volume = request.volume, "export created");
         if let Some(nqn) = &subsystem {
-            self.tell_secrets(nqn).await?;
+            self.tell_hosts(nqn).await?;
         }
         self.show_export(&name).await
     }
@@ -344,50 +344,50 @@ impl Host {
         self.show_export(name).await
     }
 
-    /// For all exports of its subsystem that have the hosts: these know one secret of each.
-    pub async fn set_export_secrets(&self, name: &str, change: SecretsChange) -> Answer<Export> {
+    /// Secrets are for all exports of its subsystem that have the hosts: these know one of each.
+    pub async fn set_export_hosts(&self, name: &str, change: HostsChange) -> Answer<Export> {
         let _change = self.begin().await?;
         let known = self.look(|state| state.catalog.exports.get(name).cloned());
         let front = known.ok_or_else(|| unknown(name))?.front;
         let Front::NvmeTcp { nqn, hosts, secrets, .. } = &front else {
             let kind = front.kind().name();
-            return Err(Refusal::invalid(format!("an export by {kind} has no secrets"))
-                .fix("only those by nvme-tcp have"));
+            return Err(Refusal::invalid(format!("an export by {kind} knows no hosts"))
+                .fix("only those by nvme-tcp do"));
         };
+        let hosts = front::nvme::hosts_changed(hosts, &change)?;
         let is_its = |host: &&String| hosts.contains(host) || secrets.hosts.contains_key(*host);
-        if let Some(host) = change.hosts.keys().find(|its| !is_its(its)) {
+        if let Some(host) = change.secrets.keys().find(|its| !is_its(its)) {
             return Err(Refusal::invalid(format!("{host} is none of the hosts of export {name}"))
-                .fix("delete the export, and create it anew with that --host-secret"));
+                .fix(format!("let it in with the same command: --host {host}")));
         }
         let known = self.look(|state| state.catalog.secrets_of(nqn));
         let all = front::nvme::changed(&known, &change)?;
-        self.record(|catalog| catalog.give_secrets(nqn, &all))?;
-        self.tell_secrets(nqn).await?;
-        if all.is_empty() {
-            tracing::info!(export = name, "no secrets any more");
-        }
+        self.record(|catalog| {
+            let export = catalog.exports.get_mut(name);
+            if let Some(Front::NvmeTcp { hosts: its, .. }) = export.map(|its| &mut its.front) {
+                *its = hosts;
+            }
+            catalog.give_secrets(nqn, &all);
+        })?;
+        self.tell_hosts(nqn).await?;
+        tracing::info!(export = name, "hosts and their secrets set");
         self.show_export(name).await
     }
 
-    /// Has the exports of a subsystem that run go by the secrets in the catalog: all of them, also
-    /// after one of them has failed.
-    async fn tell_secrets(&self, nqn: &str) -> Answer<()> {
+    /// Has the exports of a subsystem that run go by the hosts and secrets in the catalog: all of
+    /// them, also after one of them has failed.
+    async fn tell_hosts(&self, nqn: &str) -> Answer<()> {
         let all = self.look(|state| state.catalog.exports.clone());
         let mut told = Ok(());
         for (name, its) in all {
-            if let Front::NvmeTcp { nqn: its, secrets, .. } = its.front
+            if let Front::NvmeTcp { nqn: its, hosts, secrets, .. } = its.front
                 && its == nqn
                 && let Some((served, _)) = self.served(&name)
             {
-                match served.set_secrets(secrets.of_target()).await {
-                    // Of the most there never were any.
-                    Ok(()) if secrets.is_empty() => {}
-                    Ok(()) => tracing::info!(export = name, "secrets set"),
-                    Err(refusal) => {
-                        tracing::error!(export = name, "secrets not set: {}", refusal.line());
-                        told = told.and(Err(refusal));
-                    }
-                }
+                let set = served.set_access(hosts, secrets.of_target()).await;
+                told = told.and(set.inspect_err(|refusal| {
+                    tracing::error!(export = name, "hosts not set: {}", refusal.line());
+                }));
             }
         }
         told

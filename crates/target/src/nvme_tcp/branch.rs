@@ -77,7 +77,14 @@ impl Branch {
         namespaces.get(&id).is_some_and(|its| its.set_atomic_bytes(bytes))
     }
 
-    /// Tells the hosts that may see it that a namespace came, went or has changed. All reactors
+    /// Who may see it from now on.
+    pub(crate) fn set_hosts(&self, id: u32, hosts: Vec<String>) {
+        if let Some(namespace) = self.namespaces.borrow().get(&id) {
+            namespace.set_hosts(hosts);
+        }
+    }
+
+    /// Tells these hosts that a namespace came, went or has changed. All reactors
     /// know of that by now: a host looks at once, on whichever queue it likes.
     pub(crate) fn announce(&self, id: u32, hosts: &[String]) {
         for connection in self.connections.borrow().iter() {

@@ -1,6 +1,6 @@
 //! A namespace as one reactor serves it: a volume with a number, and the hosts that may see it.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -41,7 +41,7 @@ pub(crate) struct Namespace {
     /// Which of its parts this is.
     part: usize,
     /// In order; none: any.
-    hosts: Vec<String>,
+    hosts: RefCell<Vec<String>>,
     under_way: Cell<u32>,
     idle: WaitList,
 }
@@ -56,7 +56,7 @@ impl Namespace {
         (tally, part): (Arc<Tally>, usize),
     ) -> Rc<Namespace> {
         let (under_way, idle) = (Cell::new(0), WaitList::default());
-        let atomic_bytes = Cell::new(atomic_bytes);
+        let (atomic_bytes, hosts) = (Cell::new(atomic_bytes), RefCell::new(hosts));
         Rc::new(Namespace { id, disk, atomic_bytes, tally, part, hosts, under_way, idle })
     }
 
@@ -72,7 +72,12 @@ impl Namespace {
     }
 
     pub(crate) fn is_visible_to(&self, host: &str) -> bool {
-        is_allowed(&self.hosts, host)
+        is_allowed(&self.hosts.borrow(), host)
+    }
+
+    /// In order; none: any. What others have under way ends as it would have.
+    pub(crate) fn set_hosts(&self, hosts: Vec<String>) {
+        *self.hosts.borrow_mut() = hosts;
     }
 
     pub(crate) fn facts(&self) -> NamespaceFacts {

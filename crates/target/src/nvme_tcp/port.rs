@@ -249,16 +249,26 @@ impl Subsystem {
     pub(crate) fn remove_namespace(&mut self, id: u32) {
         self.namespaces.remove(&id);
         self.going.remove(&id);
+        self.forget_strangers();
+    }
+
+    /// Of hosts that may see no namespace.
+    fn forget_strangers(&mut self) {
         let namespaces = &self.namespaces;
         let is_left = |host: &str| namespaces.values().any(|its| is_allowed(its, host));
         self.secrets.hosts.retain(|host, _| is_left(host));
     }
 
-    /// What the hosts of a namespace have to prove from now on, and the subsystem.
-    pub(crate) fn set_secrets(&mut self, hosts: &[String], secrets: &Secrets) {
+    /// The hosts of a namespace from now on, in order, and what they have to prove, and the
+    /// subsystem. A host that has none left is cut off.
+    pub(crate) fn set_access(&mut self, id: u32, hosts: &[String], secrets: &Secrets) {
+        self.namespaces.insert(id, hosts.to_vec());
         self.secrets.hosts.retain(|host, _| !is_allowed(hosts, host));
         self.secrets.subsystem = None;
         self.add_secrets(secrets);
+        self.forget_strangers();
+        let is_stranger = |its: &&Arc<Controller>| !self.allows(&its.its.host.nqn);
+        self.controllers.iter().filter(is_stranger).for_each(|its| its.end());
     }
 
     fn add_secrets(&mut self, secrets: &Secrets) {

@@ -1,11 +1,14 @@
 //! Who may connect to what.
 
+use std::net::SocketAddr;
+
 use ashlar_reactor::nvme::command::{Command, Status, first_namespace};
 use ashlar_reactor::nvme::fabrics::{
     ANY_CONTROLLER, Connect, ConnectData, DISCOVERY_NQN, Property, property_set,
 };
 use ashlar_target::export::{Export, ExportError};
 use ashlar_target::nvme_tcp::{ExportSpec, NvmeTcpExport, Ports};
+use ashlar_target::secrets::Secrets;
 
 use crate::host::{Choice, HOST, Host, Wire, connect_data};
 use crate::{Offered, SUBSYSTEM, spec};
@@ -130,6 +133,42 @@ fn namespaces_of_a_subsystem_are_seen_by_those_who_may() {
     drop(second);
     let mut host = Host::connect(at, SUBSYSTEM, Choice::PLAIN);
     assert_eq!(host.read(1, 0, 1), [7; 512], "both are one volume");
+    offered.end();
+}
+
+fn sees(at: SocketAddr, host: &str) -> Result<(), (Status, u32)> {
+    let mut wire = Wire::open(at, Choice::PLAIN);
+    wire.connect((SUBSYSTEM, host), 0, ANY_CONTROLLER).map(drop)
+}
+
+/// One more is let in, and another shut out, while a third has requests all the time.
+#[test]
+fn hosts_come_and_go_and_others_notice_nothing() {
+    let mut offered = Offered::to(vec![HOST.to_owned()]);
+    let (at, third) = (offered.at(), "nqn.2026-01.example:host-c");
+    let shut_out = Err((Status::CONNECT_HOST, 512 | 1 << 16));
+    let more = ExportSpec { namespace: Some(7), hosts: vec![third.to_owned()], ..spec(at) };
+    let second = NvmeTcpExport::start(&offered.ports, offered.rig.parts(), more).unwrap();
+    let mut stays = Host::connect(at, SUBSYSTEM, Choice::PLAIN);
+    let mut keeps_one = Host::named(at, (SUBSYSTEM, third), Choice::PLAIN);
+    assert_eq!(sees(at, OTHER), shut_out);
+    let all = [HOST, OTHER, third].map(str::to_owned);
+    offered.export.set_access(&all, &Secrets::default());
+    let mut other = Host::named(at, (SUBSYSTEM, OTHER), Choice::PLAIN);
+    other.write(1, 0, &[5; 512]);
+    keeps_one.write(1, 1, &[6; 512]);
+    stays.write(1, 2, &[7; 512]);
+    offered.export.set_access(&[HOST.to_owned()], &Secrets::default());
+    // It has nothing left, and is cut off; who keeps another namespace finds that this one is gone.
+    assert!(other.io.receive_pdu().is_err());
+    assert_eq!(sees(at, OTHER), shut_out);
+    let (status, _) = keeps_one.io.run(Command::read(1, 0, 1), 512);
+    assert_eq!(status, Status::INVALID_NAMESPACE.for_good());
+    assert_eq!(keeps_one.read(7, 1, 1), [6; 512]);
+    assert_eq!(stays.read(1, 0, 1), [5; 512]);
+    offered.export.set_access(&[], &Secrets::default());
+    assert_eq!(sees(at, OTHER), Ok(()));
+    drop(second);
     offered.end();
 }
 

@@ -10,7 +10,7 @@ use ashlar_reactor::nvme::fabrics::{
 };
 use ashlar_reactor::nvme::pdu::Digests;
 use ashlar_reactor::nvme::remote::{Credentials, Handle, Target, Trouble};
-use ashlar_target::export::{Export, ExportError};
+use ashlar_target::export::ExportError;
 use ashlar_target::nvme_tcp::{ExportSpec, NvmeTcpExport};
 use ashlar_target::secrets::Secrets;
 
@@ -268,16 +268,16 @@ fn a_host_that_says_nothing_has_to_go() {
 #[test]
 fn secrets_are_changed_while_hosts_are_connected() {
     let (first, second) = (secret(), secret());
-    let offered = offered(secrets(&first, None));
+    let mut offered = offered(secrets(&first, None));
     let mut before = connected(&offered);
     before.prove(&mut proof(&first)).unwrap();
     before.enable();
-    offered.export.set_secrets(&secrets(&second, None));
+    offered.set_secrets(&secrets(&second, None));
     assert!(before.run(Command::identify_controller(), 4096).0.is_success(), "it stays");
     let mut wire = connected(&offered);
     assert_eq!(wire.prove(&mut proof(&first)), Err(Unproven::Host(Failure::Failed)));
     connected(&offered).prove(&mut proof(&second)).unwrap();
-    offered.export.set_secrets(&Secrets::default());
+    offered.set_secrets(&Secrets::default());
     let mut wire = connected(&offered);
     assert!(!wire.has_to_authenticate);
     wire.enable();
@@ -289,7 +289,7 @@ fn who_never_proved_anything_has_to_when_a_secret_comes() {
     let good = secret();
     // By a secret that is set, and by a namespace that comes with one.
     for comes in [false, true] {
-        let offered = offered(Secrets::default());
+        let mut offered = offered(Secrets::default());
         let connect = |host| Host::named(offered.at(), (SUBSYSTEM, host), Choice::PLAIN);
         let (mut host, mut other) = (connect(HOST), connect(STRANGER));
         host.write(1, 0, &[7; 4096]);
@@ -298,7 +298,7 @@ fn who_never_proved_anything_has_to_when_a_secret_comes() {
         let start = || NvmeTcpExport::start(&offered.ports, offered.rig.parts(), more).unwrap();
         let more = comes.then(start);
         if !comes {
-            offered.export.set_secrets(&secrets);
+            offered.set_secrets(&secrets);
         }
         assert_eq!(host.io.receive_pdu().map(|_| ()), Err(End::Closed));
         assert_eq!(host.admin.receive_pdu().map(|_| ()), Err(End::Closed));
@@ -316,20 +316,20 @@ fn who_never_proved_anything_has_to_when_a_secret_comes() {
 #[test]
 fn a_secret_that_is_changed_while_it_is_proven_is_worth_nothing() {
     let (first, second) = (secret(), secret());
-    let offered = offered(secrets(&first, None));
+    let mut offered = offered(secrets(&first, None));
     let mut admin = Wire::open(offered.at(), Choice::PLAIN);
     let controller = admin.connect(NAMES, 0, ANY_CONTROLLER).unwrap();
     admin.prove(&mut proof(&first)).unwrap();
     admin.enable();
     for (queue, controller) in [(0, ANY_CONTROLLER), (1, controller)] {
         for (next, is_in) in [(secrets(&second, None), false), (Secrets::default(), true)] {
-            offered.export.set_secrets(&secrets(&first, None));
+            offered.set_secrets(&secrets(&first, None));
             let mut wire = Wire::open(offered.at(), Choice::PLAIN);
             wire.connect(NAMES, queue, controller).unwrap();
             let mut host = proof(&first);
             wire.tell(&host.negotiate(), true);
             let reply = host.reply(&wire.hear()).unwrap();
-            offered.export.set_secrets(&next);
+            offered.set_secrets(&next);
             assert_eq!(wire.tell(&reply, true), Status::SUCCESS);
             assert_eq!(host.conclude(&wire.hear()), Ok(None), "the proof is right");
             match (is_in, queue) {
@@ -345,7 +345,7 @@ fn a_secret_that_is_changed_while_it_is_proven_is_worth_nothing() {
 #[test]
 fn a_secret_of_one_namespace_is_asked_for_by_the_subsystem() {
     let good = secret();
-    let offered = offered(Secrets::default());
+    let mut offered = offered(Secrets::default());
     let at = offered.at();
     assert!(!connected(&offered).has_to_authenticate);
     let hosts = vec![HOST.to_owned()];
@@ -355,7 +355,7 @@ fn a_secret_of_one_namespace_is_asked_for_by_the_subsystem() {
     drop(more);
     assert!(connected(&offered).has_to_authenticate, "the host may connect still");
     connected(&offered).prove(&mut proof(&good)).unwrap();
-    offered.export.set_secrets(&Secrets::default());
+    offered.set_secrets(&Secrets::default());
     assert!(!connected(&offered).has_to_authenticate);
     // A secret of who may not connect is a mistake.
     let odd =

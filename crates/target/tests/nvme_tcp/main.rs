@@ -19,6 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ashlar_format::array_superblock::Level;
+use ashlar_target::export::Export;
 use ashlar_target::limits::{RateLimits, Rates};
 use ashlar_target::nvme_tcp::{ExportSpec, NvmeTcpExport, Ports};
 use ashlar_target::secrets::Secrets;
@@ -47,6 +48,12 @@ impl Offered {
 
     pub fn limited(limits: Arc<RateLimits>) -> Offered {
         Offered::by(ExportSpec { limits, ..spec("127.0.0.1:0".parse().unwrap()) })
+    }
+
+    /// What has to be proven by the hosts that it is to.
+    pub fn set_secrets(&mut self, secrets: &Secrets) {
+        let hosts = self.export.spec().hosts.clone();
+        self.export.set_access(&hosts, secrets);
     }
 
     /// Of drives whose writes can be held.
