@@ -7,6 +7,7 @@
 //! |---|---|---|
 //! | trusted | yes | trusted; rebuilding, if too few of the others know that, and are enough |
 //! | trusted, rebuilding | yes, with a copy of before | stale, if the others can stand for it |
+//! | trusted, rebuilding | yes, and its beginning was written over | the same |
 //! | any | yes, after it went on without those that are trusted | refused; by force stale |
 //! | trusted | no | absent; it starts if the others are enough, and the absent ones are not |
 //! | trusted | yes, but does not take that superblock | as an absent one, if it knew less |
@@ -165,7 +166,7 @@ pub(crate) async fn find(
     let mut members = members_of(&newest, &candidates)?;
     let mut outdated = outdated(&members, &candidates, generation);
     outdated.extend(strayed(&newest, &identity.layout(), &members, &candidates, options.force)?);
-    let fences = distrust(&identity.layout(), &mut members, &outdated, options)?;
+    let fences = distrust(&identity.layout(), &mut members, &outdated, &candidates, options)?;
     let policy = newest.policy().map_err(|_| AssembleError::NoSuperblock)?;
     let age = Age { generation, epoch };
     let journal =
@@ -277,17 +278,21 @@ fn lacking(members: &[Member], candidates: &[Candidate], newest: u64) -> Vec<Mem
     all.map(|(index, _)| MemberIndex::new(index)).collect()
 }
 
-/// Members that are to be read, but whose drives hold a copy of before. `newest`: the generation
-/// that says so.
+/// Members that are to be read, but whose drives hold a copy of before, or were written over.
+/// `newest`: the generation that says so.
 fn outdated(members: &[Member], candidates: &[Candidate], newest: u64) -> Vec<MemberIndex> {
     let is_outdated = |member: &Member| {
-        let mut owner = candidates.iter().filter(|its| its.label.drive_uuid == member.drive_uuid);
-        let slots = owner.next().map(|owner| owner.slots);
+        let owner = owner_of(member, candidates);
         member.state != MemberState::Stale
-            && slots.is_some_and(|its| member.own.is_outdated(its, newest))
+            && owner
+                .is_some_and(|its| its.is_written_over || member.own.is_outdated(its.slots, newest))
     };
     let all = members.iter().enumerate().filter(|(_, member)| is_outdated(member));
     all.map(|(index, _)| MemberIndex::new(index)).collect()
+}
+
+fn owner_of<'a>(member: &Member, candidates: &'a [Candidate]) -> Option<&'a Candidate> {
+    candidates.iter().find(|its| its.label.drive_uuid == member.drive_uuid)
 }
 
 /// What such members lack nobody knows: they are filled anew. If the others cannot stand for them,
@@ -296,6 +301,7 @@ fn distrust(
     layout: &Layout,
     members: &mut [Member],
     outdated: &[MemberIndex],
+    candidates: &[Candidate],
     options: &AssembleOptions,
 ) -> Result<bool, AssembleError> {
     let Some(first) = outdated.first() else { return Ok(false) };
@@ -310,8 +316,13 @@ fn distrust(
     if options.force {
         return Ok(false);
     }
-    let drive = members[first.index()].drive.as_ref().map(|drive| drive.name().to_owned());
-    Err(AssembleError::CopyOfBefore { drive: drive.unwrap_or_default(), member: *first })
+    let owner = owner_of(&members[first.index()], candidates);
+    let drive = owner.map(|owner| owner.drive.name().to_owned()).unwrap_or_default();
+    let member = *first;
+    Err(match owner.is_some_and(|owner| owner.is_written_over) {
+        true => AssembleError::WrittenOver { drive, member },
+        false => AssembleError::CopyOfBefore { drive, member },
+    })
 }
 
 /// Of an array, as its drives that are here say it.

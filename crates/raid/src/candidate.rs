@@ -20,6 +20,9 @@ pub(crate) struct Candidate {
     pub(crate) label: Label,
     pub(crate) superblock: Option<ArraySuperblock>,
     pub(crate) slots: [Slot; 2],
+    /// Somebody has written over it: where it begins nothing of ours is left, neither labels nor a
+    /// superblock. Nobody knows how far that went.
+    pub(crate) is_written_over: bool,
     /// Of the newest lease on it; 0: there is none. `None`: it cannot be read.
     pub(crate) epoch: Option<u64>,
 }
@@ -29,6 +32,7 @@ impl Candidate {
         drive: Rc<Drive>,
         label: Label,
         superblocks: Superblocks,
+        is_written_over: bool,
         epoch: Option<u64>,
     ) -> Candidate {
         let slots = superblocks.each_ref().map(|found| match found {
@@ -42,7 +46,7 @@ impl Candidate {
             Slot::Empty if !is_first => Slot::Unreadable,
             Slot::Has(_) | Slot::Empty | Slot::Unreadable => slot,
         });
-        Candidate { drive, label, superblock, slots, epoch }
+        Candidate { drive, label, superblock, slots, is_written_over, epoch }
     }
 }
 
@@ -69,7 +73,10 @@ pub(crate) async fn candidates(
             let seen = Place::on(&drive, &label).read(reactor, label.array).await.ok();
             let seen = seen.filter(|seen| seen.is_whole);
             let epoch = seen.map(|seen| seen.newest.map_or(0, |lease| lease.epoch.get()));
-            candidates.push(Candidate::new(drive, label, superblocks, epoch));
+            let is_gone = superblocks.iter().all(|its| matches!(its, Err(Slot::Empty)));
+            let is_written_over = is_gone && label::is_gone_in_front(reactor, &drive).await;
+            let candidate = Candidate::new(drive, label, superblocks, is_written_over, epoch);
+            candidates.push(candidate);
         }
     }
     Ok(candidates)

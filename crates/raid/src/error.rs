@@ -105,6 +105,12 @@ pub enum AssembleError {
          since; attach the drive that it was taken from, or use --force to read old data from it"
     )]
     CopyOfBefore { drive: String, member: MemberIndex },
+    /// Nobody knows how far.
+    #[error(
+        "the beginning of drive {drive} of member {member} was written over, and with it perhaps \
+         its data; attach absent members, or use --force to read from it what is there"
+    )]
+    WrittenOver { drive: String, member: MemberIndex },
     /// Names of drives.
     #[error(
         "{} went on without {}, and these without those: each may have what the other lacks; \

@@ -203,6 +203,18 @@ async fn read_copy(
     }))
 }
 
+/// Whether no copy but the last opens, though those before it can be read: somebody has written
+/// over the beginning of the drive.
+pub(crate) async fn is_gone_in_front(reactor: &Reactor, drive: &Rc<Drive>) -> bool {
+    let [first, second, _] = DriveLabel::homes(usable_bytes(drive));
+    for home in [first, second] {
+        if !matches!(read_copy(reactor, drive, home).await, Ok(None)) {
+            return false;
+        }
+    }
+    true
+}
+
 /// Whether some copy can be read, whatever it says.
 pub async fn answers(reactor: &Reactor, drive: &Rc<Drive>) -> bool {
     for home in DriveLabel::homes(usable_bytes(drive)) {

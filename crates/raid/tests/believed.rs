@@ -203,6 +203,41 @@ fn a_copy_of_before_is_not() {
     }
 }
 
+/// By an aborted copy to it, or a tool that mistook it.
+#[test]
+fn one_whose_beginning_was_written_over_is_not() {
+    let (mirror, parity) = (Policy::Bitmap, Policy::Journal);
+    let kinds = [(Level::Raid1, 2, mirror), (Level::Raid5, 4, parity), (Level::Raid6, 5, parity)];
+    for (level, members, policy) in kinds {
+        for (what, stops) in [(0, true), (0, false), (0xa5, true)] {
+            run(move |reactor| async move {
+                let mut pair = written(&reactor, level, members, policy).await;
+                if stops {
+                    pair.array.stop().await.unwrap();
+                }
+                let drives = pair.drives();
+                pair.dies();
+                let file = pair.file(&drives[1]).try_clone().unwrap();
+                let end = file.metadata().unwrap().len() - (1 << 20);
+                file.write_all_at(&vec![what; end as usize], 0).unwrap();
+                if level != Level::Raid6 {
+                    let left: Vec<_> = drives.iter().skip(1).collect();
+                    let refused = pair.start(&left, AssembleOptions::default()).await;
+                    let refused = refused.unwrap_err();
+                    let is_told = matches!(refused, AssembleError::WrittenOver { .. });
+                    assert!(is_told || level == Level::Raid1, "{level:?}: {refused:?}");
+                }
+                pair.starts_with(&drives.iter().collect::<Vec<_>>()).await;
+                assert_eq!(state(&pair, 1), MemberState::Stale, "{level:?} {what} {stops}");
+                pair.check().await;
+                pair.array.rebuild(|| [77; 16]).await.unwrap();
+                pair.rebuilt().await;
+                pair.is_whole().await;
+            });
+        }
+    }
+}
+
 #[test]
 fn copies_that_the_others_cannot_stand_for_are_refused() {
     run(|reactor| async move {

@@ -65,6 +65,11 @@ pub fn assemble(name: &str, drives: &Absent, full: &[String], error: &AssembleEr
             "attach the drive that it was taken from; or take old data for good, where this one \
              has it: `ashlar array start {name} --force`"
         )),
+        AssembleError::WrittenOver { drive, .. } => Refusal::conflict(format!(
+            "array {name} cannot start: the beginning of drive {drive} was written over, and the \
+             others cannot do without it"
+        ))
+        .fix(or_force(name, absent, "what stands there now is read as data")),
         AssembleError::Apart { ours, others } => apart(name, &ours.join(", "), &others.join(", ")),
         AssembleError::InUse { host } => {
             Refusal::conflict(format!("array {name} is in use by {host} (its lease is alive)"))
