@@ -90,11 +90,11 @@ def command_line() -> argparse.ArgumentParser:
     drive.add_argument("--measure", metavar="DEVICE", help="with fio; reads, or --overwrite")
     drive.add_argument("--overwrite", action="store_true", help="--measure may: all of it is lost")
     server = parser.add_argument_group("the server")
-    server.add_argument("--cores", type=int, metavar="N", help="of the engine")
+    server.add_argument("--cores", type=whole, metavar="N", help="of the engine")
     server.add_argument("--core-iops-read", type=positive, metavar="N", help="4 KiB, of one core")
     server.add_argument("--core-iops-write", type=positive, metavar="N")
     server.add_argument("--core-gbps", type=positive, metavar="X")
-    server.add_argument("--vms", type=int, metavar="M", help="in place of the study's number")
+    server.add_argument("--vms", type=whole, metavar="M", help="in place of the study's number")
     server.add_argument("--vm-iops", type=positive, metavar="N", help="that a guest's disk can do")
     server.add_argument("--vm-gbps", type=positive, metavar="X")
     server.add_argument("--vm-tps", type=positive, metavar="N",
@@ -115,6 +115,12 @@ def positive(text: str) -> float:
     if not (value > 0 and math.isfinite(value)):
         raise argparse.ArgumentTypeError(f"{text} is no number above 0")
     return value
+
+
+def whole(text: str) -> int:
+    if not re.fullmatch(r"[1-9]\d*", text):
+        raise argparse.ArgumentTypeError(f"{text} is no whole number above 0")
+    return int(text)
 
 
 def levels(text: str) -> list[tuple[int, int]]:

@@ -163,8 +163,9 @@ class Run:
         problems += machine.problems(self.study, self.sides, self.results.home)
         problems += self.drive_problems()
         problems += self.mixture_problems(host_program())
-        there = all(map(devices.is_block, self.study.drives.paths))
-        if self.sides and there:
+        paths = self.study.drives.paths
+        there = bool(paths) or self.study.drives.kind != "block"
+        if self.sides and there and all(map(devices.is_block, paths)):
             used = self.results.machines_used()
             self.disk_bytes = conditions.disks_as_before(used, self.sizes())
             problems += machine.size_problems(self.study, min(self.disk_bytes))

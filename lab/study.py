@@ -27,6 +27,7 @@ from pydantic import (
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 QUICK = "quick"
 CHUNK_BYTES_MIN = 4096
+FIO_BYTES_MIN = 10 << 20  # a tenth is what is checked; in whole MiB
 
 
 class StudyError(Exception):
@@ -71,6 +72,12 @@ Cpus = Annotated[
 def chunk_bytes(value: int) -> int:
     if value < CHUNK_BYTES_MIN or value & (value - 1):
         raise ValueError("is no power of two from 4K on")
+    return value
+
+
+def fio_bytes(value: int) -> int:
+    if value < FIO_BYTES_MIN:
+        raise ValueError(f"is less than {FIO_BYTES_MIN >> 20}M, of which a part is checked")
     return value
 
 
@@ -235,7 +242,8 @@ class Pattern(Table):
 
 class Fio(Table):
     patterns: Annotated[tuple[Pattern, ...], Field(min_length=1)]
-    size: Bytes | None = None  # how much of each disk is used; all of it, if not said
+    # How much of each disk is used; all of it, if not said.
+    size: Annotated[Bytes, AfterValidator(fio_bytes)] | None = None
     vms: Annotated[tuple[Count, ...], *Some] = (1,)  # how many load at once; where = "vm" only
     seconds: Seconds = 30
     warm_seconds: Annotated[int, Field(ge=0)] = 5

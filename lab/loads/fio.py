@@ -59,6 +59,9 @@ class Fio:
         self.place.check(f"mkdir -p {self.home}")
         whole = self.whole_bytes()
         size = min(whole, self.asked.size or whole) // MIB * MIB
+        if size < studies.FIO_BYTES_MIN:  # fio takes a size of 0 for all there is
+            least = studies.FIO_BYTES_MIN >> 20
+            raise LoadError(f"{self.file} has {size >> 20} MiB, and fio's load needs {least}")
         self.checked_bytes = min(CHECKED_BYTES_MAX, size // 10) // MIB * MIB
         self.bytes = (size - self.checked_bytes) // MIB * MIB
         self.filled_bytes = max(size, whole if self.full else 0)

@@ -386,6 +386,12 @@ class Command(unittest.TestCase):
         # 5 drives of 200 MB a second; of 150 chunks
         self.assertEqual(rates, [954, 47])
 
+    def test_numbers_of_things_are_whole(self):
+        for words in (["--vms", "-2"], ["--cores", "0"], ["--cores", "1.5"]):
+            with self.assertRaises(SystemExit), contextlib.redirect_stderr(io.StringIO()) as said:
+                plan.main(["fio-host", *self.DRIVES, *words])
+            self.assertIn("no whole number above 0", said.getvalue())
+
     def test_table(self):
         self.assertIn("50,000", self.said("fio-host", *self.DRIVES))
 

@@ -252,6 +252,12 @@ class Studies(unittest.TestCase):
         self.assertIn("`fio.vms`", self.refusal(fio, ("fio.vms=[1,8]", "vm.count=4")))
         self.assertEqual(self.load(fio, changes=("fio.vms=[1,8]", "vm.count=8")).disks, 8)
 
+    def test_what_fio_uses_has_room_for_what_is_checked(self):
+        fio = FIO.replace("PATTERNS", '{name = "a", rw = "read"}')
+        for size in ("1K", "9M"):
+            self.assertIn("less than 10M", self.refusal(fio, (f"fio.size={size}",)))
+        self.assertEqual(self.load(fio, changes=("fio.size=10M",)).fio.size, 10 << 20)
+
     def test_memory_of_load_models_and_guests_is_one_sum(self):
         fio = FIO.replace("PATTERNS", '{name = "a", rw = "read"}')
         made = self.load(fio, changes=(
