@@ -10,6 +10,7 @@
 //! | trusted, rebuilding | yes, and its beginning was written over | the same |
 //! | any | yes, after it went on without those that are trusted | refused; by force stale |
 //! | trusted | no | absent; it starts if the others are enough, and the absent ones are not |
+//! | trusted | yes, and its superblocks were written over, too | as an absent one, too |
 //! | trusted | yes, but does not take that superblock | as an absent one, if it knew less |
 //! | rebuilding | yes | rebuilding, from where it was |
 //! | rebuilding, stale | no | absent |
@@ -33,7 +34,9 @@ use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::join::join_all;
 
 use crate::apart::{choose, strayed, survives_without};
-use crate::candidate::{Candidate, candidates, known_of, layout_of, newest_among, sequence};
+use crate::candidate::{
+    Candidate, candidates, known_of, layout_of, newest_among, owner_of, sequence,
+};
 use crate::doubt::{Trust, doubt};
 use crate::error::AssembleError;
 use crate::filled::Filled;
@@ -165,6 +168,7 @@ pub(crate) async fn find(
     let identity = identity_of(&newest).ok_or(AssembleError::NoSuperblock)?;
     let mut members = members_of(&newest, &candidates)?;
     let mut outdated = outdated(&members, &candidates, generation);
+    let silent = silent(&members, &candidates, &outdated);
     outdated.extend(strayed(&newest, &identity.layout(), &members, &candidates, options.force)?);
     let fences = distrust(&identity.layout(), &mut members, &outdated, &candidates, options)?;
     let policy = newest.policy().map_err(|_| AssembleError::NoSuperblock)?;
@@ -173,7 +177,7 @@ pub(crate) async fn find(
         JournalMark { from: newest.journal_from.get(), newest: newest.journal_newest.get() };
     // What was moved to new stripes may be in the journal only.
     let journaled = journal.from != 0 || is_journaled(policy, &identity.layout(), || true);
-    judge(&identity.layout(), journaled, &members, &age, options)?;
+    judge(&identity.layout(), journaled, &members, &silent, &age, options)?;
     let trust = Trust::of(&members, &candidates);
     let fences = doubt(&identity.layout(), &mut members, &trust) || fences;
     let settings = Settings::from_stored(newest.settings);
@@ -270,8 +274,8 @@ fn members_of(
 /// Members that are to keep superblocks, and have none of this generation or a later one.
 fn lacking(members: &[Member], candidates: &[Candidate], newest: u64) -> Vec<MemberIndex> {
     let has_it = |member: &Member| {
-        let mut own = candidates.iter().filter(|its| its.label.drive_uuid == member.drive_uuid);
-        own.any(|its| its.superblock.as_ref().is_some_and(|own| sequence(own) >= newest))
+        let own = owner_of(member, candidates).and_then(|its| its.superblock.as_ref());
+        own.is_some_and(|own| sequence(own) >= newest)
     };
     let keeps = |member: &Member| member.drive.is_some() && member.state != MemberState::Stale;
     let all = members.iter().enumerate().filter(|(_, its)| keeps(its) && !has_it(its));
@@ -291,8 +295,18 @@ fn outdated(members: &[Member], candidates: &[Candidate], newest: u64) -> Vec<Me
     all.map(|(index, _)| MemberIndex::new(index)).collect()
 }
 
-fn owner_of<'a>(member: &Member, candidates: &'a [Candidate]) -> Option<&'a Candidate> {
-    candidates.iter().find(|its| its.label.drive_uuid == member.drive_uuid)
+/// Those of them that were relied on, and say nothing any more: nobody knows whether they went on
+/// without the others. (Of a copy of before that is so, too, but what came after it is gone.)
+fn silent(
+    members: &[Member],
+    candidates: &[Candidate],
+    outdated: &[MemberIndex],
+) -> Vec<MemberIndex> {
+    let is_silent = |member: &Member| {
+        member.state == MemberState::Trusted
+            && owner_of(member, candidates).is_some_and(|its| its.superblock.is_none())
+    };
+    outdated.iter().copied().filter(|index| is_silent(&members[index.index()])).collect()
 }
 
 /// What such members lack nobody knows: they are filled anew. If the others cannot stand for them,
@@ -304,7 +318,9 @@ fn distrust(
     candidates: &[Candidate],
     options: &AssembleOptions,
 ) -> Result<bool, AssembleError> {
-    let Some(first) = outdated.first() else { return Ok(false) };
+    if outdated.is_empty() {
+        return Ok(false);
+    }
     if survives_without(layout, members, outdated) {
         for index in outdated {
             let member = &mut members[index.index()];
@@ -316,13 +332,14 @@ fn distrust(
     if options.force {
         return Ok(false);
     }
-    let owner = owner_of(&members[first.index()], candidates);
-    let drive = owner.map(|owner| owner.drive.name().to_owned()).unwrap_or_default();
-    let member = *first;
-    Err(match owner.is_some_and(|owner| owner.is_written_over) {
-        true => AssembleError::WrittenOver { drive, member },
-        false => AssembleError::CopyOfBefore { drive, member },
-    })
+    let owner = |index: &MemberIndex| owner_of(&members[index.index()], candidates);
+    let owned = || outdated.iter().filter_map(|index| Some((*index, owner(index)?)));
+    let name = |its: &Candidate| its.drive.name().to_owned();
+    if let Some((member, its)) = owned().find(|(_, its)| its.is_written_over) {
+        return Err(AssembleError::WrittenOver { drive: name(its), member });
+    }
+    let (member, its) = owned().next().expect("they are here");
+    Err(AssembleError::CopyOfBefore { drive: name(its), member })
 }
 
 /// Of an array, as its drives that are here say it.
@@ -332,11 +349,12 @@ struct Age {
     epoch: u64,
 }
 
-/// Whether the array may start with these members.
+/// Whether the array may start with these members. `silent`: see there.
 fn judge(
     layout: &Layout,
     journaled: bool,
     members: &[Member],
+    silent: &[MemberIndex],
     age: &Age,
     options: &AssembleOptions,
 ) -> Result<(), AssembleError> {
@@ -371,11 +389,17 @@ fn judge(
     }
     // Members that could have served everything without us may have gone on without us, or, where
     // nobody has, not have heard of who was trusted since.
-    let is_absent = |_, its: &Member| its.drive.is_none() && its.state == MemberState::Trusted;
-    match are_enough(layout, members, is_absent) {
-        true if is_ours => Err(AssembleError::Unheard),
-        true => Err(AssembleError::MaybeOld),
-        false => Ok(()),
+    let is_absent = |its: &Member| its.drive.is_none() && its.state == MemberState::Trusted;
+    if are_enough(layout, members, |_, its| is_absent(its)) {
+        return Err(if is_ours { AssembleError::Unheard } else { AssembleError::MaybeOld });
+    }
+    let is_either = |index, its: &Member| is_absent(its) || silent.contains(&index);
+    match silent.first().filter(|_| are_enough(layout, members, is_either)) {
+        Some(&member) => {
+            let drive = members[member.index()].drive.as_ref().expect("it is here");
+            Err(AssembleError::Silent { drive: drive.name().to_owned(), member })
+        }
+        None => Ok(()),
     }
 }
 

@@ -8,9 +8,10 @@ use ashlar_format::record::{self, RecordError};
 use ashlar_reactor::executor::Reactor;
 
 use crate::error::AssembleError;
-use crate::label::{self, Label};
+use crate::label::{self, Front, Label};
 use crate::layout::Layout;
 use crate::lease::Place;
+use crate::member::Member;
 use crate::newer;
 use crate::own_generation::{OwnGeneration, Slot};
 
@@ -20,8 +21,7 @@ pub(crate) struct Candidate {
     pub(crate) label: Label,
     pub(crate) superblock: Option<ArraySuperblock>,
     pub(crate) slots: [Slot; 2],
-    /// Somebody has written over it: where it begins nothing of ours is left, neither labels nor a
-    /// superblock. Nobody knows how far that went.
+    /// Somebody has written over where it begins, and nobody knows how far.
     pub(crate) is_written_over: bool,
     /// Of the newest lease on it; 0: there is none. `None`: it cannot be read.
     pub(crate) epoch: Option<u64>,
@@ -31,10 +31,11 @@ impl Candidate {
     fn new(
         drive: Rc<Drive>,
         label: Label,
+        front: &Front,
         superblocks: Superblocks,
-        is_written_over: bool,
         epoch: Option<u64>,
     ) -> Candidate {
+        let is_written_over = is_written_over(front, &superblocks);
         let slots = superblocks.each_ref().map(|found| match found {
             Ok(superblock) => Slot::Has(sequence(superblock)),
             Err(slot) => *slot,
@@ -47,6 +48,18 @@ impl Candidate {
             Slot::Has(_) | Slot::Empty | Slot::Unreadable => slot,
         });
         Candidate { drive, label, superblock, slots, is_written_over, epoch }
+    }
+}
+
+/// Where labels are in a place that cannot be read, superblocks tell.
+fn is_written_over(front: &Front, superblocks: &Superblocks) -> bool {
+    match front {
+        Front::Label => false,
+        Front::Else => true,
+        Front::Unreadable => {
+            let is_blank = |its: &_| matches!(its, Err(Slot::Empty));
+            superblocks.iter().all(Result::is_err) && superblocks.iter().any(is_blank)
+        }
     }
 }
 
@@ -73,13 +86,15 @@ pub(crate) async fn candidates(
             let seen = Place::on(&drive, &label).read(reactor, label.array).await.ok();
             let seen = seen.filter(|seen| seen.is_whole);
             let epoch = seen.map(|seen| seen.newest.map_or(0, |lease| lease.epoch.get()));
-            let is_gone = superblocks.iter().all(|its| matches!(its, Err(Slot::Empty)));
-            let is_written_over = is_gone && label::is_gone_in_front(reactor, &drive).await;
-            let candidate = Candidate::new(drive, label, superblocks, is_written_over, epoch);
-            candidates.push(candidate);
+            let front = label::front(reactor, &drive).await;
+            candidates.push(Candidate::new(drive, label, &front, superblocks, epoch));
         }
     }
     Ok(candidates)
+}
+
+pub(crate) fn owner_of<'a>(member: &Member, candidates: &'a [Candidate]) -> Option<&'a Candidate> {
+    candidates.iter().find(|its| its.label.drive_uuid == member.drive_uuid)
 }
 
 pub(crate) fn newest_among<'a>(

@@ -3,7 +3,7 @@
 use ashlar_format::array_superblock::{ArraySuperblock, MemberState};
 use ashlar_format::units::MemberIndex;
 
-use crate::candidate::{Candidate, trusts};
+use crate::candidate::{Candidate, owner_of, trusts};
 use crate::filled::Filled;
 use crate::layout::Layout;
 use crate::member::{Member, are_enough};
@@ -20,10 +20,7 @@ impl Trust {
             };
             members.iter().enumerate().map(is_one).collect()
         };
-        let by = |member: &Member| {
-            let mut own = candidates.iter().filter(|its| its.label.drive_uuid == member.drive_uuid);
-            own.next()?.superblock.as_ref().map(trusted)
-        };
+        let by = |member: &Member| owner_of(member, candidates)?.superblock.as_ref().map(trusted);
         Trust(members.iter().map(by).collect())
     }
 

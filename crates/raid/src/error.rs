@@ -105,12 +105,18 @@ pub enum AssembleError {
          since; attach the drive that it was taken from, or use --force to read old data from it"
     )]
     CopyOfBefore { drive: String, member: MemberIndex },
-    /// Nobody knows how far.
+    /// Nobody knows how far it was.
     #[error(
         "the beginning of drive {drive} of member {member} was written over, and with it perhaps \
          its data; attach absent members, or use --force to read from it what is there"
     )]
     WrittenOver { drive: String, member: MemberIndex },
+    /// What it said of that was written over.
+    #[error(
+        "drive {drive} of member {member} may have gone on without the others, and does not say \
+         any more whether it has: they may hold old data"
+    )]
+    Silent { drive: String, member: MemberIndex },
     /// Names of drives.
     #[error(
         "{} went on without {}, and these without those: each may have what the other lacks; \

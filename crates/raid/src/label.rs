@@ -203,16 +203,27 @@ async fn read_copy(
     }))
 }
 
-/// Whether no copy but the last opens, though those before it can be read: somebody has written
-/// over the beginning of the drive.
-pub(crate) async fn is_gone_in_front(reactor: &Reactor, drive: &Rc<Drive>) -> bool {
+/// What stands where a drive begins.
+pub(crate) enum Front {
+    /// A copy of its label.
+    Label,
+    /// Something else. No crash does that: copies are written one after the other.
+    Else,
+    /// Nothing there can be read.
+    Unreadable,
+}
+
+pub(crate) async fn front(reactor: &Reactor, drive: &Rc<Drive>) -> Front {
     let [first, second, _] = DriveLabel::homes(usable_bytes(drive));
+    let mut front = Front::Unreadable;
     for home in [first, second] {
-        if !matches!(read_copy(reactor, drive, home).await, Ok(None)) {
-            return false;
+        match read_copy(reactor, drive, home).await {
+            Ok(Some(_)) => return Front::Label,
+            Ok(None) => front = Front::Else,
+            Err(_) => {}
         }
     }
-    true
+    front
 }
 
 /// Whether some copy can be read, whatever it says.

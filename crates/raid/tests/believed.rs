@@ -203,38 +203,104 @@ fn a_copy_of_before_is_not() {
     }
 }
 
+/// What a tool that mistakes a drive for an empty one leaves of its beginning.
+#[derive(Clone, Copy, Debug)]
+enum Left {
+    /// All but the last MiB is this byte.
+    All(u8),
+    /// All up to the superblocks, and data: a boot loader, and a partition behind it.
+    BetweenLabelsAndData,
+    /// The beginning of another drive of an array, a sector too far.
+    Another,
+}
+
+fn write_over(pair: &Pair, drive: &Rc<Drive>, what: Left) {
+    let file = pair.file(drive);
+    let areas = label::plan(DRIVE_BYTES, 0).unwrap();
+    let write = |at: u64, byte: u8, len: u64| {
+        file.write_all_at(&vec![byte; len as usize], at).unwrap();
+    };
+    match what {
+        Left::All(byte) => write(0, byte, DRIVE_BYTES - (1 << 20)),
+        Left::BetweenLabelsAndData => {
+            write(0, 0x90, areas.superblocks.offset);
+            write(areas.data.offset, 0x91, DRIVE_BYTES - (1 << 20) - areas.data.offset);
+        }
+        Left::Another => {
+            let all = bytes_of(pair, drive);
+            let end = all.len() - (1 << 20);
+            file.write_all_at(&all[..end], 512).unwrap();
+            write(0, 0, 512);
+        }
+    }
+}
+
 /// By an aborted copy to it, or a tool that mistook it.
 #[test]
 fn one_whose_beginning_was_written_over_is_not() {
     let (mirror, parity) = (Policy::Bitmap, Policy::Journal);
     let kinds = [(Level::Raid1, 2, mirror), (Level::Raid5, 4, parity), (Level::Raid6, 5, parity)];
+    let all = [Left::All(0), Left::All(0xa5), Left::BetweenLabelsAndData, Left::Another];
     for (level, members, policy) in kinds {
-        for (what, stops) in [(0, true), (0, false), (0xa5, true)] {
+        for (what, stops) in all.into_iter().flat_map(|what| [(what, true), (what, false)]) {
             run(move |reactor| async move {
                 let mut pair = written(&reactor, level, members, policy).await;
                 if stops {
                     pair.array.stop().await.unwrap();
                 }
-                let drives = pair.drives();
+                let (drives, known) = (pair.drives(), pair.known());
                 pair.dies();
-                let file = pair.file(&drives[1]).try_clone().unwrap();
-                let end = file.metadata().unwrap().len() - (1 << 20);
-                file.write_all_at(&vec![what; end as usize], 0).unwrap();
+                write_over(&pair, &drives[1], what);
+                let options = AssembleOptions { known, ..AssembleOptions::default() };
                 if level != Level::Raid6 {
                     let left: Vec<_> = drives.iter().skip(1).collect();
-                    let refused = pair.start(&left, AssembleOptions::default()).await;
-                    let refused = refused.unwrap_err();
-                    let is_told = matches!(refused, AssembleError::WrittenOver { .. });
-                    assert!(is_told || level == Level::Raid1, "{level:?}: {refused:?}");
+                    let refused = pair.start(&left, options.clone()).await.unwrap_err();
+                    let is_told = match refused {
+                        AssembleError::WrittenOver { .. } => true,
+                        AssembleError::NoSuperblock => level == Level::Raid1,
+                        _ => false,
+                    };
+                    assert!(is_told, "{level:?} {what:?}: {refused:?}");
                 }
-                pair.starts_with(&drives.iter().collect::<Vec<_>>()).await;
-                assert_eq!(state(&pair, 1), MemberState::Stale, "{level:?} {what} {stops}");
+                pair.start(&drives.iter().collect::<Vec<_>>(), options).await.unwrap();
+                assert_eq!(state(&pair, 1), MemberState::Stale, "{level:?} {what:?} {stops}");
                 pair.check().await;
                 pair.array.rebuild(|| [77; 16]).await.unwrap();
                 pair.rebuilt().await;
                 pair.is_whole().await;
             });
         }
+    }
+}
+
+/// They alone knew that they went on without the first ones, which are old.
+#[test]
+fn who_went_on_and_says_nothing_any_more_counts_as_absent() {
+    for (level, members) in [(Level::Raid1, 2), (Level::Raid6, 4)] {
+        run(move |reactor| async move {
+            let mut pair = written(&reactor, level, members, Policy::Bitmap).await;
+            let (drives, half) = (pair.drives(), members / 2);
+            for member in 0..half {
+                pair.array.pull_member(MemberIndex::new(member)).unwrap();
+            }
+            pair.write_some(20).await;
+            pair.array.stop().await.unwrap();
+            let known = pair.known();
+            pair.dies();
+            drives.iter().skip(half).for_each(|drive| write_over(&pair, drive, Left::All(0)));
+            let all: Vec<_> = drives.iter().collect();
+            for known in [None, known] {
+                let options = AssembleOptions { known, ..AssembleOptions::default() };
+                let refused = pair.start(&all, options).await.unwrap_err();
+                let is_told = matches!(refused, AssembleError::Silent { .. });
+                assert!(is_told, "{level:?}: {refused:?}");
+            }
+            // Whoever accepts that has what they hold.
+            let forced = AssembleOptions { force: true, ..AssembleOptions::default() };
+            pair.start(&all, forced).await.unwrap();
+            assert_eq!(state(&pair, 0), MemberState::Trusted, "{level:?}");
+            pair.array.stop().await.unwrap();
+        });
     }
 }
 

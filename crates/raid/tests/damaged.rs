@@ -464,13 +464,19 @@ fn copies_of_a_label_stand_for_each_other() {
             let here = plugged_in(&mut pair, &drives, &images);
             let options = AssembleOptions { known: known.clone(), ..AssembleOptions::default() };
             pair.array = Array::assemble(&reactor, here.clone(), options).await.unwrap();
-            let state = if lost == 7 { ArrayState::Degraded } else { ArrayState::Optimal };
+            // Where a drive begins none is left: nobody knows what else was written over.
+            let is_believed = lost & 0b011 != 0b011;
+            let state = if is_believed { ArrayState::Optimal } else { ArrayState::Degraded };
             assert_eq!(pair.array.state(), state, "{lost:03b}");
             pair.check().await;
+            if lost == 0b011 {
+                pair.array.rebuild(|| [77; 16]).await.unwrap();
+                pair.rebuilt().await;
+            }
             pair.array.stop().await.unwrap();
             let now = &self::images(&pair, &here)[1];
             let whole = |home: &usize| now[*home..][..4096] == undamaged[*home..][..4096];
-            assert_eq!(homes.iter().all(whole), lost != 7, "{lost:03b}: healed");
+            assert_eq!(homes.iter().all(whole), is_believed, "{lost:03b}: healed");
         }
     });
 }
