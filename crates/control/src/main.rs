@@ -19,6 +19,7 @@ mod disk;
 mod pages;
 mod survey;
 mod device;
+mod power_cycle;
 mod socket;
 mod front;
 mod history;

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use ashlar_reactor::mailbox::Sender;
+use ashlar_reactor::nvme::power_cycle::PowerCycle;
 use ashlar_target::export::{Export, ExportError, Part, Place, Usage};
 use ashlar_target::fuse::{self, FuseExport, FuseSpec};
 use ashlar_target::handed::Handed;
@@ -62,6 +63,8 @@ pub struct Label {
     pub serial: String,
     /// Writes up to so many bytes are there as a whole after a power cut, or not at all.
     pub atomic_bytes: u32,
+    /// Since when its drives have power; `None`: nobody knows.
+    pub power: Option<PowerCycle>,
     /// See [`ExportSpec`].
     pub since: u64,
 }
@@ -179,7 +182,7 @@ impl Served {
     pub async fn set_access(&self, hosts: Vec<String>, secrets: Secrets) -> Answer<()> {
         let export = self.export.clone();
         let set = move |export: &mut Box<dyn Export>| export.set_access(&hosts, &secrets);
-        beside(move || lock(&export).iter_mut().for_each(set)).await
+        beside(move || lock(&export).as_mut().map_or(Ok(()), set)).await?.map_err(refusal)
     }
 
     /// What speaks against ending the export by what it says itself: whether somebody is connected.
@@ -230,7 +233,7 @@ fn start(
     ports: &Ports,
     handed: Option<Handed<OwnedFd>>,
 ) -> Result<Box<dyn Export>, ExportError> {
-    let Label { name, serial, atomic_bytes, since } = label;
+    let Label { name, serial, atomic_bytes, power, since } = label;
     match front {
         Front::NvmeTcp { listen, nqn, nsid, hosts, secrets, queues } => {
             let spec = nvme_tcp::ExportSpec {
@@ -242,6 +245,7 @@ fn start(
                 secrets: secrets.of_target(),
                 queues_max: queues,
                 atomic_bytes,
+                power,
                 limits,
             };
             Ok(Box::new(NvmeTcpExport::start(ports, parts, spec)?))
@@ -389,6 +393,9 @@ fn refusal(error: ExportError) -> Refusal {
         }
         ExportError::Address { .. } => {
             Refusal::failed(text).fix("choose an address of this host that is free")
+        }
+        ExportError::Unheard => {
+            Refusal::failed(text).fix("`ashlar status` says which does not answer")
         }
         ExportError::Socket { .. } | ExportError::Thread(_) | ExportError::NoVolume => {
             Refusal::failed(text)

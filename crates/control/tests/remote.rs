@@ -184,3 +184,74 @@ fn a_drive_that_is_not_there_at_the_start_is_taken_back_when_it_is() {
     assert_eq!(daemon.json("drive show far")["state"], "member");
     work(&daemon, 0.5);
 }
+
+/// Two volumes of one other host, mirrored here: both ways are lost at once when its daemon ends.
+fn mirror_of_one_host(drives: &str) -> (Daemon, Daemon) {
+    let far = Daemon::start();
+    let drive = |number| {
+        far.make_drive(&format!("d{number}"));
+        far.ok(&format!("drive attach {drives}@/d{number}.img"));
+    };
+    (0..4).for_each(drive);
+    far.create_array("b", 0, 4);
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let (listen, nqn) = (format!("127.0.0.1:{port}"), "nqn.2026-01.example:far");
+    let near = Daemon::start();
+    for leg in [1, 2] {
+        far.ok(&format!("volume create v{leg} --array b --size 70M"));
+        let at = format!("--kind nvme-tcp --listen {listen} --nqn {nqn}");
+        far.ok(&format!("export create e{leg} --volume v{leg} {at}"));
+        near.ok(&format!("drive attach nvme-tcp://{listen}/{nqn}?nsid={leg} --name leg{leg}"));
+    }
+    near.ok("array create a --level 1 --drives leg1,leg2");
+    near.ok("volume create v --array a --size 24M");
+    near.ok("export create e --volume v");
+    (far, near)
+}
+
+fn has_written(daemon: &Daemon) {
+    daemon.wait_for("export show e", |its| its["counters"]["writes"].as_u64() > Some(0));
+}
+
+/// What its drives have is there as long as its machine has power, flushed or not.
+#[test]
+fn all_of_an_array_behind_one_daemon_outlives_that_daemon() {
+    let (mut far, near) = mirror_of_one_host("");
+    let is_back = |more_than: u64| {
+        for leg in ["leg1", "leg2"] {
+            near.wait_for(&format!("drive show {leg}"), |drive| {
+                drive["path"]["state"] == "connected"
+                    && drive["path"]["reconnects"].as_u64() > Some(more_than)
+            });
+        }
+    };
+    std::thread::scope(|scope| {
+        let load = scope.spawn(|| work(&near, 20.0));
+        has_written(&near);
+        far.kill();
+        far.start_again();
+        is_back(0);
+        far.ok("upgrade");
+        is_back(1);
+        load.join().unwrap();
+    });
+    let log = near.log();
+    assert!(!log.contains("degraded") && !log.contains("is not reached"), "{log}");
+    near.is_whole();
+}
+
+/// Where it may be lost, nothing is gone on with as if it were there.
+#[test]
+fn of_drives_that_forget_with_their_daemon_that_is_not_believed() {
+    let (mut far, near) = mirror_of_one_host("lossy:");
+    let socket = near.path("export/e.sock");
+    let load = "--rw randwrite --force --depth 8 --size 4M --warm-up 0 --seconds 30";
+    let line = format!("bench vhost --socket {} {load}", socket.display());
+    std::thread::scope(|scope| {
+        let load = scope.spawn(|| near.run(&line));
+        has_written(&near);
+        far.kill();
+        near.wait_for("array show a", |array| array["state"] == "failed");
+        assert!(!load.join().unwrap().status.success(), "its writes fail");
+    });
+}

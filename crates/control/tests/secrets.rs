@@ -142,11 +142,14 @@ fn hosts_are_let_in_and_shut_out_while_the_export_is_there() {
     host.refused(&both.attach(""));
     host.ok(&both.attach("--secret @/good"));
     target.ok(&format!("export set e --no-host {OTHER}"));
+    host.ok("array create b --level 0 --drives far");
+    host.ok("array stop b");
     assert_eq!(host.json("drive show far")["state"], "free");
     target.ok(&format!("export set e --host {OTHER} --no-host {nqn}"));
-    let refused = host.refused(&both.attach("--secret @/good").replace("far", "again"));
-    assert!(refused.contains("fix:"), "{refused}");
     both.nothing_is_told();
+    host.ok("drive detach far --force");
+    let refused = host.refused(&both.attach("--secret @/good"));
+    assert!(refused.contains(&format!("let host {nqn}")), "{refused}");
     both.target.stop();
     both.target.start_again();
     let shown = both.target.json("export show e");
@@ -182,6 +185,8 @@ fn what_makes_no_sense_is_refused_with_the_fix() {
         (format!("export set e --host-secret {SUBSYSTEM}=@/new"), "same command: --host"),
         (format!("export set e --no-host {SUBSYSTEM}"), "none of the hosts"),
         (format!("export set e --no-host {nqn} --no-host {OTHER}"), "open to all"),
+        (format!("export set e --host {nqn} --no-host {nqn}"), "let in, and shut out"),
+        (format!("export set e --no-host {nqn} --host-secret {nqn}=@/new"), "none of the hosts"),
         ("export set e --host x".into(), "nqn.YYYY-MM"),
         ("export create g --volume w --controller-secret @/own".into(), "--kind nvme-tcp"),
         (format!("export create g --volume w --host-secret {nqn}=@/own"), "--kind nvme-tcp"),

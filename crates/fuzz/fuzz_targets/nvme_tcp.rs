@@ -22,6 +22,7 @@ static EXPORT: LazyLock<NvmeTcpExport> = LazyLock::new(|| {
         hosts: Vec::new(),
         queues_max: 4,
         atomic_bytes: 0,
+        power: None,
         limits: served::limits(),
         secrets: Secrets { hosts: [(HOST.into(), SECRET.clone())].into(), subsystem: None },
     };

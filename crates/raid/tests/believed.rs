@@ -255,11 +255,8 @@ fn one_whose_beginning_was_written_over_is_not() {
                 if level != Level::Raid6 {
                     let left: Vec<_> = drives.iter().skip(1).collect();
                     let refused = pair.start(&left, options.clone()).await.unwrap_err();
-                    let is_told = match refused {
-                        AssembleError::WrittenOver { .. } => true,
-                        AssembleError::NoSuperblock => level == Level::Raid1,
-                        _ => false,
-                    };
+                    let is_told = matches!(refused, AssembleError::WrittenOver { .. })
+                        || level == Level::Raid1 && refused == AssembleError::NoSuperblock;
                     assert!(is_told, "{level:?} {what:?}: {refused:?}");
                 }
                 pair.start(&drives.iter().collect::<Vec<_>>(), options).await.unwrap();

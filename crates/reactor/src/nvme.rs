@@ -24,6 +24,7 @@ mod memory;
 #[cfg(test)]
 pub(crate) mod model;
 pub mod pdu;
+pub mod power_cycle;
 mod prp;
 mod queue;
 pub mod remote;

@@ -47,6 +47,11 @@ pub enum ExportError {
     Thread(std::io::Error),
     #[error("the volume is gone, or its reactor has stopped")]
     NoVolume,
+    #[error(
+        "a reactor does not say that it goes by what was set: until it does, hosts that were shut \
+         out may go on there"
+    )]
+    Unheard,
 }
 
 /// What an export does at this moment.
@@ -158,8 +163,11 @@ pub trait Export: Send {
 
     /// From now on these hosts may use it (none: any), and this is what has to be proven by who
     /// connects. Who is connected stays so, unless it may not any more, or has to prove something
-    /// now and never did. Most protocols know no hosts.
-    fn set_access(&mut self, _hosts: &[String], _secrets: &Secrets) {}
+    /// now and never did. Returns when nothing is done any more for who may not. Most protocols
+    /// know no hosts.
+    fn set_access(&mut self, _hosts: &[String], _secrets: &Secrets) -> Result<(), ExportError> {
+        Ok(())
+    }
 
     /// It is about to be stopped, as are all that are told so before the first of them is: whoever
     /// loses all it has by that is disconnected, and does not see one go after the other. Most

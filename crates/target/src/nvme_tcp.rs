@@ -46,6 +46,7 @@ use std::thread::JoinHandle;
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::mailbox::Sender;
 use ashlar_reactor::nvme::fabrics::{DISCOVERY_NQN, padded};
+use ashlar_reactor::nvme::power_cycle::PowerCycle;
 
 pub use crate::nvme_tcp::identify::NAMESPACES_MAX;
 pub use crate::nvme_tcp::port::{Coming, SUBSYSTEMS_MAX, check_nqn};
@@ -84,6 +85,8 @@ pub struct ExportSpec {
     pub queues_max: u16,
     /// Writes up to so many bytes are there as a whole after a power cut, or not at all.
     pub atomic_bytes: u32,
+    /// `None`: nobody knows when its drives have lost power.
+    pub power: Option<PowerCycle>,
     pub limits: Arc<RateLimits>,
 }
 
@@ -189,37 +192,32 @@ impl Export for NvmeTcpExport {
         self.announce();
     }
 
-    fn set_access(&mut self, hosts: &[String], secrets: &Secrets) {
+    fn set_access(&mut self, hosts: &[String], secrets: &Secrets) -> Result<(), ExportError> {
         let mut hosts = hosts.to_vec();
         hosts.sort();
-        let before = std::mem::replace(&mut self.spec.hosts, hosts.clone());
+        let is_other = hosts != self.spec.hosts;
         {
             let open = self.ports.open();
-            let Some(its) = open.get(&self.spec.listen) else { return };
+            let Some(its) = open.get(&self.spec.listen) else { return Ok(()) };
             let mut inner = its.port.inner();
-            inner.generation += 1;
+            inner.generation += u64::from(is_other);
             if let Some(subsystem) = inner.subsystems.get_mut(&self.spec.subsystem) {
                 subsystem.set_access(self.namespace, &hosts, secrets);
             }
         }
-        if before == hosts {
-            return;
+        if !is_other {
+            return Ok(());
         }
         let (id, all) = (self.namespace, Arc::<[String]>::from(hosts.clone()));
-        if self.lines.ask_all(move |branch| branch.set_hosts(id, all.to_vec())).is_err() {
-            let export = &self.spec.name;
-            tracing::error!(export, "a reactor does not hear who may use the export");
-        }
-        // Who had it still, or has it now.
-        let changed = match before.is_empty() || hosts.is_empty() {
-            true => Vec::new(),
-            false => {
-                let mut both = [before, hosts].concat();
-                both.sort();
-                both
-            }
+        let set = move |branch: Rc<Branch>| {
+            let all = all.to_vec();
+            async move { branch.set_hosts(id, all).await }
         };
-        self.announce_to(&changed);
+        // Asked again, the same is done once more.
+        self.lines.ask_all_and_wait(set).map_err(|_| ExportError::Unheard)?;
+        let before = std::mem::replace(&mut self.spec.hosts, hosts.clone());
+        self.announce_to(&who_sees(before, hosts));
+        Ok(())
     }
 
     fn set_atomic_bytes(&self, bytes: u32) {
@@ -245,6 +243,16 @@ impl Export for NvmeTcpExport {
             inner.generation += 1;
         }
     }
+}
+
+/// Hosts that see a namespace before or after a change of who does, in order; none: any.
+fn who_sees(before: Vec<String>, after: Vec<String>) -> Vec<String> {
+    if before.is_empty() || after.is_empty() {
+        return Vec::new();
+    }
+    let mut both = [before, after].concat();
+    both.sort();
+    both
 }
 
 /// A namespace goes. Hosts that keep others are told; if it was the last, all are cut off before
@@ -470,14 +478,19 @@ impl AddNamespace {
     /// False: its reactor has stopped, or has no volume.
     fn to(self, line: &Line<Branch>, part: Part, spec: &ExportSpec) -> bool {
         let AddNamespace { id, part: index, parts, tally } = self;
-        let (name, hosts, limits) = (spec.name.clone(), spec.hosts.clone(), spec.limits.clone());
-        let atomic_bytes = spec.atomic_bytes;
-        let key = part.volume;
+        let (key, spec) = (part.volume, spec.clone());
         let added = line.ask(move |branch| {
             let Some(volume) = branch.reactor().get(key) else { return false };
             let serial = [0; SERIAL_BYTES];
-            let disk = Disk::new(branch.reactor(), name, volume, serial, parts, limits);
-            branch.add(Namespace::new(id, disk, atomic_bytes, hosts, (tally, index)));
+            let disk = Disk::new(
+                branch.reactor(),
+                spec.name.clone(),
+                volume,
+                serial,
+                parts,
+                spec.limits.clone(),
+            );
+            branch.add(Namespace::new(id, disk, &spec, (tally, index)));
             true
         });
         added.unwrap_or(false)

@@ -305,6 +305,10 @@ pub struct RemotePath {
     pub has_controller_secret: bool,
     /// Writes may be in a cache of its until they are flushed.
     pub volatile_cache: bool,
+    /// It says since when it has power: what is in its cache is known to be there after the
+    /// connection was lost.
+    #[serde(default)]
+    pub tells_power: bool,
     pub state: PathState,
     /// Reactors that are connected; each has connections of its own.
     pub connected: u32,

@@ -123,11 +123,14 @@ pub struct HostsChange {
     /// It has none any more.
     #[serde(default)]
     pub remove_controller: bool,
+    /// Name hosts also where any host might use it before, and some do.
+    #[serde(default)]
+    pub force: bool,
 }
 
 impl HostsChange {
     pub fn is_empty(&self) -> bool {
-        *self == HostsChange::default()
+        HostsChange { force: false, ..self.clone() } == HostsChange::default()
     }
 }
 

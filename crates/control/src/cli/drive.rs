@@ -380,7 +380,11 @@ fn path(its: &RemotePath) -> Vec<String> {
         (true, false) => "of this host",
         (true, true) => "of this host and of the target",
     };
-    let cache = if its.volatile_cache { "volatile" } else { "none, or one that lasts" };
+    let cache = match (its.volatile_cache, its.tells_power) {
+        (true, true) => "volatile, and it tells when it was without power",
+        (true, false) => "volatile",
+        (false, _) => "none, or one that lasts",
+    };
     let mut lines = vec![
         format!("transport {}", its.transport),
         format!("address   {}", its.address),

@@ -172,6 +172,9 @@ pub struct Hosts {
     /// nvme-tcp: the subsystem has none any more
     #[arg(long, conflicts_with = "controller_secret")]
     no_controller_secret: bool,
+    /// nvme-tcp: name hosts by --host also where any host might use it before, and some do
+    #[arg(long)]
+    force: bool,
 }
 
 /// A host, and the file with its secret.
@@ -215,6 +218,7 @@ impl Hosts {
             secrets: gone.chain(new).collect(),
             controller: read_secret(self.controller_secret.as_deref())?,
             remove_controller: self.no_controller_secret,
+            force: self.force,
         })
     }
 }

@@ -35,13 +35,24 @@ fn check(name: &str) -> Answer<()> {
 pub fn hosts_changed(its: &[String], change: &HostsChange) -> Answer<Vec<String>> {
     let HostsChange { allow, forbid, .. } = change;
     allow.iter().try_for_each(|name| check(name))?;
-    if let Some(host) = forbid.iter().find(|host| allow.contains(host) || !its.contains(host)) {
+    if let Some(host) = forbid.iter().find(|host| allow.contains(host)) {
+        return Err(Refusal::invalid(format!("{host} is let in, and shut out"))
+            .fix("leave out its --host, or its --no-host"));
+    }
+    if its.is_empty() && !forbid.is_empty() {
+        return Err(Refusal::conflict("all hosts may use it, and so none can be shut out by name")
+            .fix("name those that may instead, by --host: all others are shut out then"));
+    }
+    if let Some(host) = forbid.iter().find(|host| !its.contains(host)) {
         let text = format!("{host} cannot be shut out: it is none of the hosts that may use it");
         return Err(Refusal::invalid(text).fix("`ashlar export show` names them"));
     }
-    let new = allow.iter().filter(|host| !its.contains(host));
-    let mut all: Vec<String> = its.iter().chain(new).cloned().collect();
-    all.retain(|host| !forbid.contains(host));
+    let mut all: Vec<String> = its.iter().filter(|host| !forbid.contains(host)).cloned().collect();
+    for host in allow {
+        if !all.contains(host) {
+            all.push(host.clone());
+        }
+    }
     if all.is_empty() && !forbid.is_empty() {
         let text = "no host would be left, and an export that names none is open to all";
         return Err(Refusal::conflict(text)

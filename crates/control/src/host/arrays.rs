@@ -10,6 +10,7 @@ use ashlar_raid::array::Array;
 use ashlar_raid::layout::Shape;
 use ashlar_raid::start::{ArraySpec, AssembleOptions, Known};
 use ashlar_reactor::executor::Reactor;
+use ashlar_reactor::nvme::power_cycle::PowerCycle;
 use ashlar_reactor::registry::Key;
 use uuid::Uuid;
 
@@ -25,6 +26,7 @@ use crate::host::{Attached, Home, Host, Medium, Running, cut, translate};
 use crate::level::{LEVELS, Notation};
 use crate::name::check_name;
 use crate::placement;
+use crate::power_cycle::power_cycle;
 use crate::refusal::{Answer, Refusal};
 use crate::snapshot::{ArraySnapshot, MemberSnapshot, snapshot};
 
@@ -347,6 +349,15 @@ impl Host {
             let used = state.drives.iter();
             let used = used.filter(|(_, d)| d.used_by.is_some_and(|(array, _)| array == uuid));
             used.map(|(name, _)| name.clone()).collect()
+        })
+    }
+
+    /// Since when the drives have power that an array uses now; `None`: nobody knows.
+    pub(super) fn power_cycle(&self, uuid: Uuid) -> Option<PowerCycle> {
+        self.look(|state| {
+            let used = state.drives.values();
+            let used = used.filter(|its| its.used_by.is_some_and(|(array, _)| array == uuid));
+            power_cycle(used.map(|its| its.device().map(|device| &**device)))
         })
     }
 

@@ -168,7 +168,9 @@ impl Host {
         };
         let own = parts.iter().map(part).collect();
         let since = self.since(known.array);
-        let label = Label { name: name.to_owned(), serial: serial.clone(), atomic_bytes, since };
+        let power = self.power_cycle(array.uuid);
+        let label =
+            Label { name: name.to_owned(), serial: serial.clone(), atomic_bytes, power, since };
         let (front, limits) = (known.front.clone(), known.limits);
         self.end_waiting(name).await;
         let handed = self.look(|state| state.handed.remove(name));
@@ -354,11 +356,25 @@ impl Host {
             return Err(Refusal::invalid(format!("an export by {kind} knows no hosts"))
                 .fix("only those by nvme-tcp do"));
         };
-        let hosts = front::nvme::hosts_changed(hosts, &change)?;
-        let is_its = |host: &&String| hosts.contains(host) || secrets.hosts.contains_key(*host);
+        let before = hosts;
+        let hosts = front::nvme::hosts_changed(before, &change)?;
+        let is_its = |host: &&String| {
+            hosts.contains(host)
+                || secrets.hosts.contains_key(*host) && !change.forbid.contains(host)
+        };
         if let Some(host) = change.secrets.keys().find(|its| !is_its(its)) {
-            return Err(Refusal::invalid(format!("{host} is none of the hosts of export {name}"))
-                .fix(format!("let it in with the same command: --host {host}")));
+            let fix = match before.is_empty() {
+                true => "name all that may use it with the same command, by --host: all others \
+                         are shut out then"
+                    .to_owned(),
+                false => format!("let it in with the same command: --host {host}"),
+            };
+            return Err(
+                Refusal::invalid(format!("{host} is none of the hosts of export {name}")).fix(fix)
+            );
+        }
+        if before.is_empty() && !hosts.is_empty() && !change.force {
+            self.check_open_unused(name).await?;
         }
         let known = self.look(|state| state.catalog.secrets_of(nqn));
         let all = front::nvme::changed(&known, &change)?;
@@ -372,6 +388,15 @@ impl Host {
         self.tell_hosts(nqn).await?;
         tracing::info!(export = name, "hosts and their secrets set");
         self.show_export(name).await
+    }
+
+    /// An export that is open to all is about to be open to some.
+    async fn check_open_unused(&self, name: &str) -> Answer<()> {
+        let Some((served, _)) = self.served(name) else { return Ok(()) };
+        let Some(user) = served.used().await else { return Ok(()) };
+        let text = format!("export {name} is open to all hosts, and {user}");
+        Err(Refusal::conflict(text)
+            .fix("use --force if all who use it are named by --host: others lose it at once"))
     }
 
     /// Has the exports of a subsystem that run go by the hosts and secrets in the catalog: all of

@@ -65,28 +65,8 @@ pub fn assemble(name: &str, drives: &Absent, full: &[String], error: &AssembleEr
             "attach the drive that it was taken from; or take old data for good, where this one \
              has it: `ashlar array start {name} --force`"
         )),
-        AssembleError::WrittenOver { drive, .. } => {
-            let better = match absent.as_slice() {
-                [] => format!("put back what drive {drive} had, from a copy of it"),
-                absent => format!("attach {}", absent.join(", ")),
-            };
-            Refusal::conflict(format!(
-                "array {name} cannot start: the beginning of drive {drive} was written over, and \
-                 the others cannot do without it"
-            ))
-            .fix(format!(
-                "{better}, then `ashlar array start {name}`; or `ashlar array start {name} \
-                 --force`: what stands there now is read as data"
-            ))
-        }
-        AssembleError::Silent { drive, .. } => Refusal::conflict(format!(
-            "array {name} cannot start: drive {drive} may have gone on without the others, and \
-             what it said of that is gone: they may hold old data"
-        ))
-        .fix(format!(
-            "start it on the host that had it last, which remembers; or take what the others \
-             hold: `ashlar array start {name} --force`"
-        )),
+        AssembleError::WrittenOver { drive, .. } => written_over(name, drive, absent),
+        AssembleError::Silent { drive, .. } => silent(name, drive),
         AssembleError::Apart { ours, others } => apart(name, &ours.join(", "), &others.join(", ")),
         AssembleError::InUse { host } => {
             Refusal::conflict(format!("array {name} is in use by {host} (its lease is alive)"))
@@ -106,6 +86,32 @@ pub fn assemble(name: &str, drives: &Absent, full: &[String], error: &AssembleEr
         }
         AssembleError::Array(error) => not_written(name, full, *error),
     }
+}
+
+fn written_over(name: &str, drive: &str, absent: &[String]) -> Refusal {
+    let better = match absent {
+        [] => format!("put back what drive {drive} had, from a copy of it"),
+        absent => format!("attach {}", absent.join(", ")),
+    };
+    Refusal::conflict(format!(
+        "array {name} cannot start: the beginning of drive {drive} was written over, and the \
+         others cannot do without it"
+    ))
+    .fix(format!(
+        "{better}, then `ashlar array start {name}`; or `ashlar array start {name} --force`: what \
+         stands there now is read as data"
+    ))
+}
+
+fn silent(name: &str, drive: &str) -> Refusal {
+    Refusal::conflict(format!(
+        "array {name} cannot start: drive {drive} may have gone on without the others, and what \
+         it said of that was written over: they may hold old data"
+    ))
+    .fix(format!(
+        "start it on the host that had it last, which remembers; or take what the others hold: \
+         `ashlar array start {name} --force`"
+    ))
 }
 
 fn apart(name: &str, ours: &str, others: &str) -> Refusal {

@@ -55,6 +55,10 @@ impl Rig {
         Rig { model, reactor, drive, device, copy, prng }
     }
 
+    fn begin_anew(&mut self) {
+        self.device = self.reactor.register(Device::Remote { drive: self.drive.clone() });
+    }
+
     fn run(&self, op: Op) -> Outcome {
         self.run_all(vec![op]).remove(0)
     }
@@ -290,6 +294,38 @@ fn what_a_volatile_cache_may_have_lost_is_not_served() {
     assert!(rig.drive.report().was_given_up);
     rig.reactor.register(Device::Remote { drive: rig.drive.clone() });
     assert!(!rig.drive.report().was_given_up);
+}
+
+/// A target that says since when it has power is gone on with, as long as that is the same.
+#[test]
+fn a_volatile_cache_that_is_known_to_have_had_power_has_lost_nothing() {
+    let faults = Faults { volatile_cache: true, power_cycle: [1; 16], ..Faults::default() };
+    let mut rig = Rig::new(faults, NONE);
+    for _ in 0..3 {
+        let op = rig.change((0, 4096));
+        rig.run(op).unwrap();
+        rig.model.faults().cut_after = Some(0);
+        let (op, _) = rig.read((0, 4096));
+        assert_eq!(rig.run(op), Ok(4096));
+    }
+    assert_eq!(rig.drive.report().lost, None);
+    // What is flushed over the last connection was written over the ones before.
+    assert_eq!(rig.flush(), Ok(0));
+    rig.model.faults().power_cycle = [2; 16];
+    rig.model.faults().cut_after = Some(0);
+    let (op, _) = rig.read((0, 4096));
+    assert_eq!(rig.run(op), Ok(4096), "nothing was in the cache");
+    // Another loss of power, or none that it tells of any more.
+    for next in [[3; 16], [0; 16]] {
+        let op = rig.change((0, 4096));
+        rig.run(op).unwrap();
+        rig.model.faults().power_cycle = next;
+        rig.model.faults().cut_after = Some(0);
+        let (op, _) = rig.read((0, 4096));
+        assert_eq!(rig.run(op), GONE, "{next:?}");
+        assert_eq!(rig.drive.report().lost, Some(Trouble::Forgetful));
+        rig.begin_anew();
+    }
 }
 
 #[test]

@@ -21,6 +21,7 @@ use ashlar_reactor::nvme::pdu::{
     self, CapsuleCmd, CapsuleResp, Common, Data, Digests, IcReq, IcResp, Kind, LAST, R2t, SUCCESS,
     Shape,
 };
+use ashlar_reactor::nvme::power_cycle::PowerCycle;
 use ashlar_reactor::prng::Prng;
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
@@ -69,6 +70,8 @@ pub struct Faults {
     /// One byte in so many that it sends for I/O is another.
     pub mutate: Option<(u64, u64)>,
     pub volatile_cache: bool,
+    /// Zero: it does not say.
+    pub power_cycle: [u8; 16],
     pub log2_pages_max: u8,
     /// Of the namespace, from the start.
     pub bytes: usize,
@@ -99,6 +102,7 @@ impl Default for Faults {
             closed: false,
             mutate: None,
             volatile_cache: false,
+            power_cycle: [0; 16],
             log2_pages_max: 5,
             bytes: BYTES,
             nguid: [7; 16],
@@ -549,6 +553,9 @@ impl Connection {
                 page[33] = 1 | 1 << 3;
                 page[104..120].copy_from_slice(&faults.nguid);
                 page[130] = 9;
+                if let Some(power) = PowerCycle::new(faults.power_cycle) {
+                    power.write(page.as_mut_slice().try_into().unwrap());
+                }
             }
             CNS_NAMESPACE_DESCRIPTORS => {
                 page[..2].copy_from_slice(&[3, 16]);

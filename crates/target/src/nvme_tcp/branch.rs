@@ -77,15 +77,22 @@ impl Branch {
         namespaces.get(&id).is_some_and(|its| its.set_atomic_bytes(bytes))
     }
 
-    /// Who may see it from now on.
-    pub(crate) fn set_hosts(&self, id: u32, hosts: Vec<String>) {
+    /// Who may see it from now on. Returns when nothing is done on it any more that was begun
+    /// before.
+    pub(crate) async fn set_hosts(&self, id: u32, hosts: Vec<String>) {
+        let Some(namespace) = self.namespaces.borrow().get(&id).cloned() else { return };
+        namespace.set_hosts(hosts).await;
+    }
+
+    /// What was done on a namespace was told to whoever asked for it.
+    pub(crate) fn told(&self, id: u32) {
         if let Some(namespace) = self.namespaces.borrow().get(&id) {
-            namespace.set_hosts(hosts);
+            namespace.disk.told();
         }
     }
 
-    /// Tells these hosts that a namespace came, went or has changed. All reactors
-    /// know of that by now: a host looks at once, on whichever queue it likes.
+    /// Tells these hosts that a namespace came, went or has changed. All reactors know of that by
+    /// now: a host looks at once, on whichever queue it likes.
     pub(crate) fn announce(&self, id: u32, hosts: &[String]) {
         for connection in self.connections.borrow().iter() {
             if is_allowed(hosts, connection.host()) {

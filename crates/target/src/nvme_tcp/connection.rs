@@ -733,8 +733,9 @@ impl Connection {
             if id == io::ALL_NAMESPACES {
                 let all = self.branch.visible_to(self.host());
                 all.iter().for_each(|its| its.disk.told());
-            } else if let Some(namespace) = self.namespace(id) {
-                namespace.disk.told();
+            } else {
+                // Also if the host may not see it any more.
+                self.branch.told(id);
             }
         }
     }

@@ -5,6 +5,7 @@
 
 use ashlar_reactor::nvme::command::{COMMAND_BYTES, IDENTIFY_BYTES};
 use ashlar_reactor::nvme::fabrics::{nqn_field, padded};
+use ashlar_reactor::nvme::power_cycle::PowerCycle;
 
 use crate::nvme_tcp::connection::QUIET_WITHIN;
 use crate::nvme_tcp::inbox::CAPSULE_DATA_BYTES_MAX;
@@ -89,6 +90,8 @@ pub(crate) struct NamespaceFacts {
     pub(crate) discard_bytes: u64,
     /// Writes up to so many bytes are there as a whole after a power cut, or not at all.
     pub(crate) atomic_bytes: u32,
+    /// `None`: nobody knows when its drives have lost power.
+    pub(crate) power: Option<PowerCycle>,
 }
 
 /// Preferred for writes, in blocks: what is smaller is read first, on drives with larger sectors.
@@ -115,6 +118,9 @@ pub(crate) fn namespace(facts: &NamespaceFacts) -> [u8; IDENTIFY_BYTES] {
     page.put(104, facts.uuid);
     // LBAF 0: no metadata, blocks of 512 bytes, the best performance.
     page.u32(128, u32::from(BLOCK_LOG2) << 16);
+    if let Some(power) = facts.power {
+        power.write(&mut page.0);
+    }
     page.0
 }
 
@@ -155,6 +161,7 @@ mod tests {
         uuid: [9; 16],
         discard_bytes: 256 << 10,
         atomic_bytes: 64 << 10,
+        power: None,
     };
 
     #[test]
@@ -187,6 +194,9 @@ mod tests {
         assert_eq!(page[104..120], [9; 16]);
         let one = namespace(&NamespaceFacts { atomic_bytes: 0, ..FACTS });
         assert_eq!(one[34..38], [0; 4]);
+        let power = PowerCycle::new([4; 16]);
+        let known = namespace(&NamespaceFacts { power, ..FACTS });
+        assert_eq!((PowerCycle::read(&known), PowerCycle::read(&page)), (power, None));
     }
 
     #[test]

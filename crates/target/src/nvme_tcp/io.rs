@@ -123,7 +123,7 @@ impl<'a> Of<'a> {
     /// holds its ranges meanwhile, 4 KiB at most, since they say what it waits for. A namespace
     /// that is to go has everyone go on, and waits for that.
     async fn turn(&self, toll: Toll, wanted: Wanted<'a>) -> Result<Turn<'a>, Status> {
-        let passage = self.namespace.enter();
+        let passage = self.namespace.enter_queue();
         let turn = self.namespace.disk.turn_while(wanted, toll).await.ok_or(Status::ABORTED)?;
         drop(passage);
         self.check()?;

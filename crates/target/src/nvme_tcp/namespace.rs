@@ -4,9 +4,11 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use ashlar_reactor::nvme::power_cycle::PowerCycle;
 use ashlar_reactor::wait_list::WaitList;
 
 use crate::disk::{Counters, Disk};
+use crate::nvme_tcp::ExportSpec;
 use crate::nvme_tcp::identify::{BLOCK_BYTES, NamespaceFacts};
 
 /// What the parts of one export have done, as far as they have told each other: a host asks any one
@@ -37,11 +39,14 @@ pub(crate) struct Namespace {
     pub(crate) disk: Disk,
     /// Writes up to so many bytes are there as a whole after a power cut, or not at all.
     atomic_bytes: Cell<u32>,
+    power: Option<PowerCycle>,
     tally: Arc<Tally>,
     /// Which of its parts this is.
     part: usize,
     /// In order; none: any.
     hosts: RefCell<Vec<String>>,
+    /// Held by all that is done on its volume since `hosts` were set.
+    term: RefCell<Rc<()>>,
     under_way: Cell<u32>,
     idle: WaitList,
 }
@@ -51,13 +56,21 @@ impl Namespace {
     pub(crate) fn new(
         id: u32,
         disk: Disk,
-        atomic_bytes: u32,
-        hosts: Vec<String>,
+        spec: &ExportSpec,
         (tally, part): (Arc<Tally>, usize),
     ) -> Rc<Namespace> {
-        let (under_way, idle) = (Cell::new(0), WaitList::default());
-        let (atomic_bytes, hosts) = (Cell::new(atomic_bytes), RefCell::new(hosts));
-        Rc::new(Namespace { id, disk, atomic_bytes, tally, part, hosts, under_way, idle })
+        Rc::new(Namespace {
+            id,
+            disk,
+            atomic_bytes: Cell::new(spec.atomic_bytes),
+            power: spec.power,
+            tally,
+            part,
+            hosts: RefCell::new(spec.hosts.clone()),
+            term: RefCell::default(),
+            under_way: Cell::new(0),
+            idle: WaitList::default(),
+        })
     }
 
     /// Lets other reactors know what was done here.
@@ -75,9 +88,11 @@ impl Namespace {
         is_allowed(&self.hosts.borrow(), host)
     }
 
-    /// In order; none: any. What others have under way ends as it would have.
-    pub(crate) fn set_hosts(&self, hosts: Vec<String>) {
+    /// Returns when nothing is done on its volume any more that was begun before.
+    pub(crate) async fn set_hosts(&self, hosts: Vec<String>) {
         *self.hosts.borrow_mut() = hosts;
+        let before = self.term.replace(Rc::default());
+        self.idle.until(self.disk.reactor(), || Rc::strong_count(&before) == 1).await;
     }
 
     pub(crate) fn facts(&self) -> NamespaceFacts {
@@ -87,6 +102,7 @@ impl Namespace {
             uuid: volume.uuid(),
             discard_bytes: volume.discard_bytes(),
             atomic_bytes: self.atomic_bytes.get(),
+            power: self.power,
         }
     }
 
@@ -97,8 +113,15 @@ impl Namespace {
 
     /// Something is done on its volume until what is returned is dropped.
     pub(crate) fn enter(self: &Rc<Self>) -> Passage {
+        let mut passage = self.enter_queue();
+        passage.term = Some(self.term.borrow().clone());
+        passage
+    }
+
+    /// Something waits to be done, and is looked at once more before it is.
+    pub(crate) fn enter_queue(self: &Rc<Self>) -> Passage {
         self.under_way.set(self.under_way.get() + 1);
-        Passage(self.clone())
+        Passage { namespace: self.clone(), term: None }
     }
 
     /// Waits until nothing is done on its volume any more. No more may begin.
@@ -114,14 +137,20 @@ pub(crate) fn is_allowed(hosts: &[String], host: &str) -> bool {
     hosts.is_empty() || hosts.binary_search_by(|its| its.as_str().cmp(host)).is_ok()
 }
 
-pub(crate) struct Passage(Rc<Namespace>);
+pub(crate) struct Passage {
+    namespace: Rc<Namespace>,
+    term: Option<Rc<()>>,
+}
 
 impl Drop for Passage {
     fn drop(&mut self) {
-        let left = self.0.under_way.get() - 1;
-        self.0.under_way.set(left);
-        if left == 0 {
-            self.0.idle.wake_all(self.0.disk.reactor());
+        let its = &self.namespace;
+        let left = its.under_way.get() - 1;
+        its.under_way.set(left);
+        let was_before =
+            self.term.take().is_some_and(|term| !Rc::ptr_eq(&term, &its.term.borrow()));
+        if left == 0 || was_before {
+            its.idle.wake_all(its.disk.reactor());
         }
     }
 }

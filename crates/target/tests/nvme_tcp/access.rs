@@ -10,7 +10,7 @@ use ashlar_target::export::{Export, ExportError};
 use ashlar_target::nvme_tcp::{ExportSpec, NvmeTcpExport, Ports};
 use ashlar_target::secrets::Secrets;
 
-use crate::host::{Choice, HOST, Host, Wire, connect_data};
+use crate::host::{Choice, End, HOST, Host, Wire, connect_data};
 use crate::{Offered, SUBSYSTEM, spec};
 
 const OTHER: &str = "nqn.2026-01.example:host-b";
@@ -153,20 +153,20 @@ fn hosts_come_and_go_and_others_notice_nothing() {
     let mut keeps_one = Host::named(at, (SUBSYSTEM, third), Choice::PLAIN);
     assert_eq!(sees(at, OTHER), shut_out);
     let all = [HOST, OTHER, third].map(str::to_owned);
-    offered.export.set_access(&all, &Secrets::default());
+    offered.export.set_access(&all, &Secrets::default()).unwrap();
     let mut other = Host::named(at, (SUBSYSTEM, OTHER), Choice::PLAIN);
     other.write(1, 0, &[5; 512]);
     keeps_one.write(1, 1, &[6; 512]);
     stays.write(1, 2, &[7; 512]);
-    offered.export.set_access(&[HOST.to_owned()], &Secrets::default());
+    offered.export.set_access(&[HOST.to_owned()], &Secrets::default()).unwrap();
     // It has nothing left, and is cut off; who keeps another namespace finds that this one is gone.
-    assert!(other.io.receive_pdu().is_err());
+    assert!(matches!(other.io.receive_pdu(), Err(End::Closed)));
     assert_eq!(sees(at, OTHER), shut_out);
     let (status, _) = keeps_one.io.run(Command::read(1, 0, 1), 512);
     assert_eq!(status, Status::INVALID_NAMESPACE.for_good());
     assert_eq!(keeps_one.read(7, 1, 1), [6; 512]);
     assert_eq!(stays.read(1, 0, 1), [5; 512]);
-    offered.export.set_access(&[], &Secrets::default());
+    offered.export.set_access(&[], &Secrets::default()).unwrap();
     assert_eq!(sees(at, OTHER), Ok(()));
     drop(second);
     offered.end();

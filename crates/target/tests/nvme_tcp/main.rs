@@ -53,7 +53,7 @@ impl Offered {
     /// What has to be proven by the hosts that it is to.
     pub fn set_secrets(&mut self, secrets: &Secrets) {
         let hosts = self.export.spec().hosts.clone();
-        self.export.set_access(&hosts, secrets);
+        self.export.set_access(&hosts, secrets).unwrap();
     }
 
     /// Of drives whose writes can be held.
@@ -95,5 +95,6 @@ pub fn spec(listen: SocketAddr) -> ExportSpec {
         secrets: Secrets::default(),
         queues_max: 4,
         atomic_bytes: 64 << 10,
+        power: None,
     }
 }

@@ -1,5 +1,7 @@
 //! What a host has under way when it resets its controller, shuts it down, or leaves.
 
+use std::time::Duration;
+
 use ashlar_drive::gate::Gate;
 use ashlar_reactor::nvme::command::{Command, Completion, Status};
 use ashlar_reactor::nvme::fabrics::{ANY_CONTROLLER, Property, property_set};
@@ -7,6 +9,7 @@ use ashlar_reactor::registry::Key;
 use ashlar_target::export::Export;
 use ashlar_target::limits::{Rate, RateLimits, Rates};
 use ashlar_target::nvme_tcp::{ExportSpec, NvmeTcpExport};
+use ashlar_target::secrets::Secrets;
 
 use crate::host::{Choice, End, HOST, Host, Wire};
 use crate::{Offered, SUBSYSTEM, spec};
@@ -59,6 +62,25 @@ fn a_reset_is_over_when_nothing_of_before_is_under_way() {
     let mut io = Wire::open(offered.at(), Choice::PLAIN);
     assert_eq!(io.connect(NAMES, 1, controller), Ok(controller));
     assert_eq!(io.run(Command::read(1, 8, 8), 4096), (Status::SUCCESS, LATE.to_vec()));
+    offered.end();
+}
+
+/// Another host, to which the volume is given then, would find its blocks overwritten.
+#[test]
+fn a_host_is_shut_out_when_nothing_of_it_is_under_way() {
+    let mut offered = Offered::holding();
+    let (Host { mut io, .. }, gate) = host_with_late_write(&offered);
+    let Offered { export, rig, .. } = &mut offered;
+    std::thread::scope(|scope| {
+        let other = ["nqn.2026-01.example:other".to_owned()];
+        let shut_out = scope.spawn(move || export.set_access(&other, &Secrets::default()));
+        // It is cut off at once.
+        assert!(matches!(io.receive_pdu(), Err(End::Closed)));
+        std::thread::park_timeout(Duration::from_millis(200));
+        assert!(!shut_out.is_finished());
+        rig.let_writes_go(gate);
+        shut_out.join().unwrap().unwrap();
+    });
     offered.end();
 }
 

@@ -25,6 +25,7 @@ use crate::nvme::command::{
 use crate::nvme::fabrics::{
     ANY_CONTROLLER, Connect, ConnectData, Property, nqn_field, property_get, property_set,
 };
+use crate::nvme::power_cycle::PowerCycle;
 
 /// Nor may it act for longer than this after it has heard the last of us: reads and writes wait.
 const LASTS_MAX: Duration = Duration::from_secs(60);
@@ -68,6 +69,8 @@ pub struct Identity {
     pub name: Name,
     /// Most bytes of one command.
     pub transfer_bytes: usize,
+    /// `None`: it does not say.
+    pub power: Option<PowerCycle>,
 }
 
 impl Identity {
@@ -146,6 +149,7 @@ pub(super) struct Association {
 pub(super) struct Link {
     pub(super) io: Wire,
     pub(super) depth: u16,
+    pub(super) power: Option<PowerCycle>,
 }
 
 impl Link {
@@ -199,7 +203,7 @@ impl Association {
     pub(super) fn split(self) -> (Admin, Link) {
         let namespace = self.identity.namespace;
         let admin = Admin { wire: self.admin, namespace, lasts: self.lasts };
-        (admin, Link { io: self.io, depth: self.depth })
+        (admin, Link { io: self.io, depth: self.depth, power: self.identity.power })
     }
 
     /// Nobody needs it any more. An error: the controller may still be at what it was asked.
@@ -419,6 +423,7 @@ fn identify(
     ask(wire, Command::identify_namespace(namespace), &mut page, "Identify Namespace")?;
     let its = NamespaceIdentity::decode(&page);
     let (nguid, eui64) = numbers_of(&page);
+    let power = PowerCycle::read(&page);
     let descriptors = Command::identify_namespace_descriptors(namespace);
     // Older controllers do not know it.
     let known = wire.call(descriptors, Payload::In(&mut page), ANSWER_WITHIN, "Identify")?;
@@ -426,7 +431,7 @@ fn identify(
     its.check(Trouble::Unsuitable, Trouble::Absurd)?;
     let transfer_bytes = controller.transfer_bytes(TRANSFER_BYTES_MAX);
     let name = Name { nguid, uuid, eui64 };
-    Ok(Identity { controller, namespace, its, name, transfer_bytes })
+    Ok(Identity { controller, namespace, its, name, transfer_bytes, power })
 }
 
 /// The UUID among a namespace's descriptors: type, length, two bytes, value (Base figure 277).

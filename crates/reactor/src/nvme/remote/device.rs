@@ -9,6 +9,7 @@
 //! | the connection is lost | what was asked is asked again over the next one, in its order |
 //! | a command takes too long, or it says what cannot be | the connection is ended: as above |
 //! | it is lost with completed writes in a volatile cache, perhaps | gone: they may be lost, too |
+//! | the same, and of the next one the [`PowerCycle`] is known to be the same | nothing more |
 //! | there is no connection for [`AWAY_MAX`], or several in a row achieve nothing | gone |
 //! | another namespace is at its other end | gone |
 //! | it is let go, and has no connection | gone |
@@ -41,6 +42,7 @@ use crate::backend::Instant;
 use crate::buffer::Buffers;
 use crate::nvme::command::{Command, Completion, Sgl, Status};
 use crate::nvme::pdu::{CapsuleCmd, Data, Fault, Kind, LAST, SUCCESS};
+use crate::nvme::power_cycle::PowerCycle;
 use crate::op::{Done, Errno, LATE, Op, Outcome, Ticket};
 
 /// How long a command may take before the connection is ended. With what follows, less than the
@@ -141,6 +143,7 @@ struct Connection {
     free_ids: VecDeque<u16>,
     capsule_bytes: usize,
     h2c_data_bytes_max: usize,
+    power: Option<PowerCycle>,
 }
 
 impl Connection {
@@ -160,6 +163,7 @@ impl Connection {
             free_ids: (0..link.depth).collect(),
             capsule_bytes: link.io.capsule_bytes,
             h2c_data_bytes_max: h2c,
+            power: link.power,
             stream: link.io.into_stream()?,
         })
     }
@@ -261,6 +265,8 @@ pub(crate) struct RemoteDevice {
     /// Writes that have completed, and one for those of before; and how many a flush has covered.
     completed: u64,
     flushed: u64,
+    /// While there is no connection: when what was not flushed was there. It is lost at any other.
+    cached_at: Option<PowerCycle>,
     /// Let go: it ends with what the kernel has of it.
     is_leaving: bool,
 }
@@ -282,6 +288,7 @@ impl RemoteDevice {
             losses: 0,
             completed: 1,
             flushed: 0,
+            cached_at: None,
             is_leaving: false,
         }
     }
@@ -436,8 +443,14 @@ impl RemoteDevice {
         }
         let keeper = self.keeper.as_ref().expect("it is not gone");
         match keeper.take() {
+            Offered::Link(link) if self.cached_at.is_some() && link.power != self.cached_at => {
+                self.give_up(false, Trouble::Forgetful);
+            }
             Offered::Link(link) => match Connection::new(*link) {
-                Ok(connection) => self.path = Path::Up(Box::new(connection)),
+                Ok(connection) => {
+                    self.cached_at = None;
+                    self.path = Path::Up(Box::new(connection));
+                }
                 Err(trouble) => {
                     keeper.renew(false);
                     self.path = Path::Away(Some(since), trouble);
@@ -706,10 +719,14 @@ impl RemoteDevice {
         let dirty = out
             .map(|sent| sent.request)
             .any(|index| self.requests[index].as_ref().expect("it has a command out").changes());
+        let power = connection.power;
         drop(connection);
         self.losses += 1;
         if self.drive.identity().controller.volatile_cache && self.completed != self.flushed {
-            return self.give_up(dirty, Trouble::Forgetful);
+            if power.is_none() {
+                return self.give_up(dirty, Trouble::Forgetful);
+            }
+            self.cached_at = power;
         }
         if self.losses > LOSSES_MAX {
             return self.give_up(dirty, Trouble::Unsteady(Box::new(why)));
