@@ -157,7 +157,7 @@ def of_pattern(geometry: Geometry, server: Server, pattern: Pattern) -> Load:
             geometry.stripe_read(drive) if pattern.rw == "read" else geometry.stripe_write(drive)
         )
         return whole.times(stripes)
-    share = read_share(pattern)
+    share = pattern.read_share
     reads = geometry.random_read(drive, block).times(share)
     if not geometry.journal:
         return reads.plus(geometry.in_place(drive, block, 1).times(1 - share))
@@ -169,13 +169,6 @@ def of_pattern(geometry: Geometry, server: Server, pattern: Pattern) -> Load:
     stored = geometry.destaged(drive, block, waiting).times(newest)
     writes = stored.plus(geometry.journaled(drive, block))
     return reads.times(1 - waiting).plus(writes.times(1 - share))
-
-
-def read_share(pattern: Pattern) -> float:
-    said = {"randread": 1.0, "read": 1.0, "randwrite": 0.0, "write": 0.0}.get(pattern.rw)
-    if said is None:
-        said = (50 if pattern.read_percent is None else pattern.read_percent) / 100
-    return said
 
 
 def waiting_share(span_bytes: int | None, waits_bytes: int) -> tuple[float, float]:
@@ -225,7 +218,7 @@ def arrays_of(study: Study, side, loads: int) -> int:
 
 def core_limits(server: Server, pattern: Pattern, cores: int) -> dict[str, float]:
     """Seconds of a core for one request: of a small one by its number, of a large by its bytes."""
-    seconds, reads = 0.0, read_share(pattern)
+    seconds, reads = 0.0, pattern.read_share
     for share, rate in (
         (reads, server.core_reads_per_second),
         (1 - reads, server.core_writes_per_second),

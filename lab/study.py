@@ -239,6 +239,12 @@ class Pattern(Table):
     depth: Count = 32
     jobs: Count = 1
 
+    @property
+    def read_share(self) -> float:
+        """Of its requests, as fio has it: half of a mix that says nothing."""
+        said = 50 if self.read_percent is None else self.read_percent
+        return {"randrw": said / 100, "randwrite": 0.0, "write": 0.0}.get(self.rw, 1.0)
+
 
 class Fio(Table):
     patterns: Annotated[tuple[Pattern, ...], Field(min_length=1)]

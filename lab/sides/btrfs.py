@@ -160,7 +160,7 @@ class Btrfs:
         return None
 
     def counters(self) -> Counters | None:
-        return None  # it counts what it asks of drives, not what it is asked
+        return self.blocks.reads_of_drives()  # nobody counts what it is asked
 
     def pids(self) -> list[int]:
         return []
