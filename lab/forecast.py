@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from lab import schedule
 from lab import study as studies
 from lab.geometry import BLOCK_BYTES, Drive, Geometry, Load
+from lab.sides import ashlar, mdraid
 from lab.study import Pattern, State, Study, Where
 
 PAGE_BYTES = 8192  # of PostgreSQL
@@ -90,11 +91,20 @@ def predict(
             for load, clients, loads in schedule.loads_of(study):
                 place = {"side": side.name, "state": state.value, "load": load}
                 place |= {"clients": clients, "loads": loads}
-                if side.kind in NOT_COUNTED:
-                    why = f"not predicted: {NOT_COUNTED[side.kind]}"
+                if why := not_predicted(study, side):
+                    why = f"not predicted: {why}"
                     yield Forecast(**place, per_second=None, bytes_per_second=None, bottleneck=why)
                     continue
                 yield cell(study, server, side, state, place, transactions or {})
+
+
+def not_predicted(study: Study, side: studies.Side) -> str:
+    """Why not; empty if it is. No figure is made up for an array that a side does not have."""
+    if side.kind == "mdraid" and mdraid.level(study.array) is None:
+        return f"md has none of {study.array.parity} parities"
+    if side.kind == "ashlar" and study.array.members > ashlar.MEMBERS_MAX:
+        return f"an array has {ashlar.MEMBERS_MAX} drives at most"
+    return NOT_COUNTED.get(side.kind, "")
 
 
 def cell(study: Study, server: Server, side, state: State, place: dict, transactions) -> Forecast:
@@ -258,7 +268,8 @@ def of_transaction(geometry: Geometry, drive: Drive, transaction: Transaction) -
         .plus(geometry.in_place(drive, stored, 1).times(transaction.writes))
     )
     if geometry.journal:
-        pages = pages.plus(geometry.journaled(drive, stored).times(transaction.writes))
+        in_journal = transaction.writes * (1 + geometry.parity_in_full)
+        pages = pages.plus(geometry.journaled(drive, stored).times(in_journal))
         log = geometry.stripe_write(drive).times(transaction.log_bytes / geometry.stripe_bytes)
     elif transaction.log_bytes:
         log = geometry.in_place(drive, blocks_bytes(transaction.log_bytes), 1)

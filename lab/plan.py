@@ -24,6 +24,7 @@ from lab import study as studies
 from lab.forecast import Forecast, Server
 from lab.geometry import BLOCK_BYTES, Drive
 from lab.results import Results
+from lab.sides.ashlar import MEMBERS_MAX
 from lab.study import Study, StudyError
 
 MEASURE_SECONDS, MEASURE_SECONDS_MAX = 10, 120
@@ -124,9 +125,14 @@ def whole(text: str) -> int:
 
 
 def levels(text: str) -> list[tuple[int, int]]:
-    if not re.fullmatch(r"([1-9]\d?\+[1-3])(,[1-9]\d?\+[1-3])*", text):
+    one = rf"[1-9]\d?\+[1-{studies.PARITY_MAX}]"
+    if not re.fullmatch(f"{one}(,{one})*", text):
         raise argparse.ArgumentTypeError(f"{text!r} is not like 4+1,4+2: each loses a drive")
-    return [tuple(map(int, level.split("+"))) for level in text.split(",")]
+    found = [tuple(map(int, level.split("+"))) for level in text.split(",")]
+    if large := [level for level in found if sum(level) > MEMBERS_MAX]:
+        told = ", ".join(f"{data}+{parity}" for data, parity in large)
+        raise argparse.ArgumentTypeError(f"{told}: an array has {MEMBERS_MAX} drives at most")
+    return found
 
 
 def read_study(words) -> Study:

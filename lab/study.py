@@ -27,6 +27,7 @@ from pydantic import (
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 QUICK = "quick"
 CHUNK_BYTES_MIN = 4096
+PARITY_MAX = 8  # of levels N+M (crates/control/src/level.rs)
 FIO_BYTES_MIN = 10 << 20  # a tenth is what is checked; in whole MiB
 FIO_DEPTH_MAX = 32768  # that io_uring has (IORING_MAX_ENTRIES); with more, fio does not begin
 FIO_JOBS_MAX = 4088  # of one fio: 4096, of which it keeps a few for itself
@@ -169,7 +170,8 @@ class Array(Table):
 
     count: Count = 1
     data: Count = 4
-    parity: Annotated[int, Field(ge=0, le=3)] = 1
+    # of Ashlar; each side refuses what it has not (md and btrfs more than 2, ZFS more than 3)
+    parity: Annotated[int, Field(ge=0, le=PARITY_MAX)] = 1
     copies: Annotated[int, Field(ge=1, le=4)] = 1  # of each chunk; more are in the place of parity
     chunk: Annotated[Bytes, AfterValidator(chunk_bytes)] = 64 << 10
 
