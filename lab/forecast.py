@@ -209,15 +209,23 @@ def fio_limits(
     if server.network_bytes_per_second:
         limits["network"] = server.network_bytes_per_second / block
     if server.drive_latency_seconds:
-        waits = (1 if reads else write_hops(geometry)) * server.drive_latency_seconds
+        waits = hops(geometry, pattern) * server.drive_latency_seconds
         limits["requests under way"] = loads * pattern.jobs * pattern.depth / waits
     return limits
 
 
-def write_hops(geometry: Geometry) -> int:
-    """How often a small write waits for a drive: in place with parity, what that is worked out from
-    is read first."""
-    return 1 if geometry.journal or not geometry.parity else 2
+def hops(geometry: Geometry, pattern: Pattern) -> float:
+    """How often a request waits for a drive, on average: of a mix each has its own. What a read
+    needs of several drives it asks for at once, and whole stripes are written without a read."""
+    if pattern.rw in ("read", "write"):
+        return 1.0
+    return pattern.read_share + (1 - pattern.read_share) * write_hops(geometry)
+
+
+def write_hops(geometry: Geometry) -> float:
+    """Of a small write: once through a journal; in place with parity, what that is worked out from
+    is read before."""
+    return 1.0 if geometry.journal else 1.0 + geometry.reads_first()
 
 
 def arrays_of(study: Study, side, loads: int) -> int:
@@ -308,10 +316,10 @@ def clients_limit(
     """A client waits for each page that it reads, one after the other, and for its commit, if its
     script has one; pages are written when nobody waits for them. (A run counts writes of a script
     that only reads, too: what a checkpoint stores of the cell before.)"""
-    hops = transaction.reads + (write_hops(geometry) if commits else 0)
-    if not (hops and server.drive_latency_seconds):
+    waits = transaction.reads + (write_hops(geometry) if commits else 0)
+    if not (waits and server.drive_latency_seconds):
         return {}
-    return {"clients that wait": clients / (hops * server.drive_latency_seconds)}
+    return {"clients that wait": clients / (waits * server.drive_latency_seconds)}
 
 
 def measured_transactions(cells) -> dict[Place, Transaction]:

@@ -196,6 +196,17 @@ class Geometry:
         blocks = self.members * math.comb(self.data, together) * together
         return Load(tuple(one / blocks for one in seconds), reads / blocks, writes / blocks)
 
+    def reads_first(self) -> float:
+        """Of small writes in place, the share that waits for a read before it writes: all of them
+        with parity, but those whose parity is away, and those of one data chunk, a mirror."""
+        if self.copies > 1:
+            return 0.0
+        cases = 0
+        for stripe in range(self.members):
+            row = Row.of(self, stripe)
+            cases += sum(row.cases(1, away) for away in row.counts_away(1) if row.waits(away))
+        return cases / (self.members * self.data)
+
     def journaled(self, drive: Drive, count_bytes: int) -> Load:
         batches = count_bytes / BATCH_BYTES
         if self.divides_journal:
@@ -279,6 +290,10 @@ class Row:
             old = dict.fromkeys(self.data_here, touched) | dict.fromkeys(self.parity_here, 1.0)
             ways.append((together + len(self.parity_here), old))
         return min(ways, key=lambda way: way[0])[1]
+
+    def waits(self, away: int) -> bool:
+        """Whether one block has to be worked out from something."""
+        return any(self.read(1, away).values())
 
     def whole(self) -> dict[int, float]:
         """What all of a row is worked out from. Parity is read in turn, after what there is of

@@ -19,8 +19,8 @@ from unittest import mock
 from lab import forecast, main, paths, plan, proof
 from lab.forecast import Server, predict
 from lab.geometry import Drive, Geometry, Load, binomial
-from lab.results import Cell
-from lab.study import Study, StudyError
+from lab.results import Cell, Results
+from lab.study import Pattern, Study, StudyError
 
 # The drive of `drive_limited`: 10,000 operations, 200 MB a second.
 DRIVE = Drive(10_000, 10_000, 2e8, 2e8)
@@ -92,7 +92,8 @@ class Costs(unittest.TestCase):
                 away = tuple(range(0, 2 * out, 2)) if 2 * out <= data + parity else range(out)
                 one = geometry(data, parity, away=away)
                 for together in range(1, data + 1):
-                    found, wanted = one.in_place(uneven, 4096, together), each(one, uneven, together)
+                    found = one.in_place(uneven, 4096, together)
+                    wanted = each(one, uneven, together)
                     with self.subTest(f"{data}+{parity}, {away} away, {together} blocks"):
                         self.assertAlmostEqual(found.reads, wanted.reads)
                         self.assertAlmostEqual(found.writes, wanted.writes)
@@ -121,8 +122,9 @@ class Costs(unittest.TestCase):
         self.assertFalse(geometry(33, 8, True).divides_journal)
 
     def test_no_figure_is_made_up_for_an_array_that_a_side_has_not(self):
-        for data, parity, md, ours in [(4, 2, True, True), (4, 3, False, True), (56, 8, False, True),
-                                       (57, 8, False, False)]:  # fmt: skip
+        for data, parity, md, ours in [
+            (4, 2, True, True), (4, 3, False, True), (56, 8, False, True), (57, 8, False, False),
+        ]:  # fmt: skip
             study = Study.model_validate(FIO | {"array": {"data": data, "parity": parity}})
             found = {one.side: one for one in predict(study, Server(DRIVE))}
             self.assertEqual(found["mdraid"].per_second is not None, md)
@@ -327,6 +329,32 @@ class Transactions(unittest.TestCase):
         self.assertAlmostEqual(read.limits["clients that wait"], 10 / (0.001 * read.reads))
         self.assertNotIn("clients that wait", found(study, Server(DRIVE), clients=1).limits)
 
+    def test_each_request_of_a_mix_waits_as_often_as_it_has_to(self):
+        """A read once, a write in place twice, and through a journal once; 2 loads of 32."""
+        late = Server(DRIVE, drive_latency_seconds=0.5)
+        policies = ("none", "journal")
+        sides = [{"kind": "ashlar", "policy": policy, "name": policy} for policy in policies]
+        study = Study.model_validate(FIO | {"side": sides})
+        for side, load, hops in [
+            ("none", "read", 1), ("none", "mix", 0.7 + 0.3 * 2), ("none", "write", 2),
+            ("journal", "read", 1), ("journal", "mix", 1), ("journal", "write", 1),
+            ("none", "stream", 1),
+        ]:  # fmt: skip
+            one = found(study, late, side=side, load=load, loads=2)
+            self.assertEqual(one.bottleneck, "requests under way")
+            self.assertAlmostEqual(one.per_second, 2 * 32 / (0.5 * hops), msg=f"{side}, {load}")
+
+    def test_writes_that_read_nothing_before(self):
+        """Whole stripes; a mirror; what has its parity away, in one of five stripes."""
+        stream = Pattern(name="s", rw="write", block=1 << 20)
+        self.assertEqual(forecast.hops(geometry(4, 1), stream), 1)
+        for one, hops in [
+            (geometry(4, 1), 2), (geometry(4, 2), 2), (geometry(1, 1), 1), (geometry(5, 0), 1),
+            (geometry(4, 1, away=[0]), 1.8), (geometry(4, 2, away=[0]), 2),
+            (geometry(4, 1, True), 1), (Geometry(4, 0, CHUNK, copies=2), 1),
+        ]:  # fmt: skip
+            self.assertAlmostEqual(forecast.write_hops(one), hops, msg=str(one))
+
     def test_as_a_run_measured_them(self):
         cell = Cell(0, 0, "ashlar", "healthy", "select-only", 10, 1, operations=100, array_reads=50,
                     array_writes=0, array_read_bytes=50 * 8192, array_write_bytes=0)  # fmt: skip
@@ -476,6 +504,41 @@ class Command(unittest.TestCase):
     def test_what_is_missing_is_named(self):
         with self.assertRaisesRegex(StudyError, "--drive-gbps-write"):
             plan.main(["fio-host", *self.DRIVES[:-2]])
+
+    def taken(self, study: str, *words: str) -> list[str]:
+        return json.loads(self.said(study, *self.DRIVES, *words, "--json"))["taken"]
+
+    def test_what_was_taken_from_where_is_told(self):
+        """Of results that have some of it, the rest is estimated, and that is no secret."""
+        with tempfile.TemporaryDirectory() as home:
+            cell = Cell(0, 0, "ashlar", "healthy", "select-only", 10, 1, operations=100,
+                        array_reads=50, array_writes=0, array_read_bytes=50 * 8192,
+                        array_write_bytes=0)  # fmt: skip
+            Results.open(Path(home)).add(cell)
+            only = ("--set", 'pgbench.scripts=["select-only"]', "--set", "pgbench.clients=[10, 32]")
+            words = (*only, "--from-results", home)
+            drive, measured, estimated = self.taken("postgres-host", *words)
+            self.assertIn("drive_iops_read, drive_iops_write, drive_gbps_read, drive_gbps_write "
+                          "from the command", drive)  # fmt: skip
+            self.assertIn(f"--from-results {home}: ashlar, select-only, 10 clients", measured)
+            self.assertIn("ESTIMATED", estimated)
+            self.assertIn("none of these: ashlar, select-only, 32 clients", estimated)
+            self.assertIn("It has: ashlar, select-only, 10 clients", estimated)
+            others = (*only[:2], "--set", "pgbench.clients=[7]", "--from-results", home)
+            _, estimated = self.taken("postgres-host", *others)
+            self.assertIn("ESTIMATED", estimated)
+            self.assertIn("ESTIMATED", self.said("postgres-host", *self.DRIVES, *others))
+            self.assertIn("fio are counted and not", self.taken("fio-host", *words[4:])[1])
+        self.assertEqual(len(self.taken("postgres-host")), 1)
+
+    def test_a_figure_of_a_drive_says_whence_it_is(self):
+        with mock.patch.object(plan, "from_raw", return_value=dict.fromkeys(plan.FIGURES, 7.0)):
+            said = self.said("fio-host", "--from-raw", "r.json", *self.DRIVES[:2], "--json")
+        said = json.loads(said)
+        drive = said["drive"]
+        self.assertEqual((drive["drive_iops_read"], drive["drive_gbps_read"]), (10_000, 7))
+        self.assertIn("drive_iops_write, drive_gbps_read, drive_gbps_write from --from-raw r.json; "
+                      "drive_iops_read from the command", said["taken"][0])  # fmt: skip
 
     def test_results_that_are_none_are_refused(self):
         with self.assertRaisesRegex(StudyError, "no finished cell"):

@@ -131,8 +131,8 @@ class OfPostgres(unittest.TestCase):
 
     def test_sizes_are_read_as_postgresql_reads_them(self):
         for value, size in [
-            (16384, 128 * MIB), ("16384", 128 * MIB), ("128MB", 128 * MIB), ("1.5 GB", 3 * GIB // 2),
-            ("8192kB", 8 * MIB), ("1TB", 1 << 40), ("4gb", None), ("many", None), (True, None),
+            (16384, 128 * MIB), ("16384", 128 * MIB), ("128MB", 128 * MIB),
+            ("1.5 GB", 3 * GIB // 2), ("8192kB", 8 * MIB), ("1TB", 1 << 40), ("4gb", None), ("many", None), (True, None),
             (None, None),
         ]:  # fmt: skip
             self.assertEqual(limits.setting_bytes(value), size, value)

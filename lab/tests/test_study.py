@@ -338,7 +338,8 @@ class Studies(unittest.TestCase):
                 self.assertEqual(refused, parity > most, (kind, parity, said))
         made = study.Array(data=10, parity=8)
         self.assertEqual((ashlar.level(made), made.members, made.losses), ("10+8", 18, 8))
-        self.assertIn("`array.parity`: is 9: say 8 or less", self.refusal(GOOD, ("array.parity=9",)))
+        refused = self.refusal(GOOD, ("array.parity=9",))
+        self.assertIn("`array.parity`: is 9: say 8 or less", refused)
 
     def test_disks_that_would_be_of_nothing_are_refused(self):
         made = self.load(FIO.replace("PATTERNS", '{name = "a", rw = "read"}'))
