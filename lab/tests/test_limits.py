@@ -4,13 +4,15 @@ word of the study, its bound and the fix.
 Method: studies that ask for a little more than there is, and for just as much.
 """
 
+import json
 import socket
 import tempfile
 import unittest
 from pathlib import Path
 from unittest import mock
 
-from lab import limits, machine, study
+from lab import host, limits, machine, study
+from lab.ledger import Ledger
 from lab.loads.pgbench import Pgbench
 from lab.place import Host
 from lab.side import Disk
@@ -181,6 +183,46 @@ class OfPostgres(unittest.TestCase):
         for settings, port in [({}, ""), ({"port": 6000}, " PGPORT=6000")]:
             server = Pgbench(seat, study.Pgbench(settings=settings))
             self.assertIn(f"/socket{port} setpriv", server.as_user("psql"))
+
+
+class OfDirectories(unittest.TestCase):
+    def setUp(self):
+        made = tempfile.TemporaryDirectory()
+        self.addCleanup(made.cleanup)
+        self.home = Path(made.name)
+
+    def on(self, directory: str | Path) -> host.OnHost:
+        made = fio("", "drives.size=1M", f"drives.directory={json.dumps(str(directory))}")
+        return host.OnHost(made, self.home, Host(Ledger(self.home / "ledger")))
+
+    def test_one_that_is_not_there_is_made(self):
+        directory = self.home / "not" / "there"
+        where = self.on(directory)
+        self.assertEqual(where.problems(), [])
+        self.assertFalse(directory.exists())  # before anything is started
+        where.start(lambda what: None)
+        self.assertEqual(where.directory.parent, directory)
+        where.close()
+
+    def test_one_that_cannot_be_made_is_told_before(self):
+        (self.home / "file").touch()
+        (self.home / "gone").symlink_to(self.home / "nowhere")
+        for directory, said in [
+            (self.home / "file", "file is no directory"),
+            (self.home / "file" / "x", "file is no directory"),
+            (self.home / "gone" / "x", "gone is no directory"),
+            (self.home / ("x" * 300), "cannot be looked at (File name too long)"),
+            ("~/drives", "write it out (/"),
+        ]:
+            with self.subTest(str(directory)):
+                [found] = self.on(directory).problems()
+                self.assertIn("drives.directory", found)
+                self.assertIn(said, found)
+        with mock.patch.object(host.os, "access", return_value=False):
+            [found] = self.on(self.home / "new").problems()
+            self.assertIn(f"nothing can be made in {self.home}, where it would", found)
+            self.assertIn("--set drives.directory=", found)
+            self.assertIn("in it: run it as root", self.on(self.home).problems()[0])
 
 
 if __name__ == "__main__":
