@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from lab import schedule
 from lab import study as studies
 from lab.geometry import BLOCK_BYTES, Drive, Geometry, Load
+from lab.sides import ashlar, mdraid
 from lab.study import Pattern, State, Study, Where
 
 PAGE_BYTES = 8192  # of PostgreSQL
@@ -90,11 +91,20 @@ def predict(
             for load, clients, loads in schedule.loads_of(study):
                 place = {"side": side.name, "state": state.value, "load": load}
                 place |= {"clients": clients, "loads": loads}
-                if side.kind in NOT_COUNTED:
-                    why = f"not predicted: {NOT_COUNTED[side.kind]}"
+                if why := not_predicted(study, side):
+                    why = f"not predicted: {why}"
                     yield Forecast(**place, per_second=None, bytes_per_second=None, bottleneck=why)
                     continue
                 yield cell(study, server, side, state, place, transactions or {})
+
+
+def not_predicted(study: Study, side: studies.Side) -> str:
+    """Why not; empty if it is. No figure is made up for an array that a side does not have."""
+    if side.kind == "mdraid" and mdraid.level(study.array) is None:
+        return f"md has none of {study.array.parity} parities"
+    if side.kind == "ashlar" and study.array.members > ashlar.MEMBERS_MAX:
+        return f"an array has {ashlar.MEMBERS_MAX} drives at most"
+    return NOT_COUNTED.get(side.kind, "")
 
 
 def cell(study: Study, server: Server, side, state: State, place: dict, transactions) -> Forecast:
@@ -157,7 +167,7 @@ def of_pattern(geometry: Geometry, server: Server, pattern: Pattern) -> Load:
             geometry.stripe_read(drive) if pattern.rw == "read" else geometry.stripe_write(drive)
         )
         return whole.times(stripes)
-    share = read_share(pattern)
+    share = pattern.read_share
     reads = geometry.random_read(drive, block).times(share)
     if not geometry.journal:
         return reads.plus(geometry.in_place(drive, block, 1).times(1 - share))
@@ -169,13 +179,6 @@ def of_pattern(geometry: Geometry, server: Server, pattern: Pattern) -> Load:
     stored = geometry.destaged(drive, block, waiting).times(newest)
     writes = stored.plus(geometry.journaled(drive, block))
     return reads.times(1 - waiting).plus(writes.times(1 - share))
-
-
-def read_share(pattern: Pattern) -> float:
-    said = {"randread": 1.0, "read": 1.0, "randwrite": 0.0, "write": 0.0}.get(pattern.rw)
-    if said is None:
-        said = (50 if pattern.read_percent is None else pattern.read_percent) / 100
-    return said
 
 
 def waiting_share(span_bytes: int | None, waits_bytes: int) -> tuple[float, float]:
@@ -206,15 +209,23 @@ def fio_limits(
     if server.network_bytes_per_second:
         limits["network"] = server.network_bytes_per_second / block
     if server.drive_latency_seconds:
-        waits = (1 if reads else write_hops(geometry)) * server.drive_latency_seconds
+        waits = hops(geometry, pattern) * server.drive_latency_seconds
         limits["requests under way"] = loads * pattern.jobs * pattern.depth / waits
     return limits
 
 
-def write_hops(geometry: Geometry) -> int:
-    """How often a small write waits for a drive: in place with parity, what that is worked out from
-    is read first."""
-    return 1 if geometry.journal or not geometry.parity else 2
+def hops(geometry: Geometry, pattern: Pattern) -> float:
+    """How often a request waits for a drive, on average: of a mix each has its own. What a read
+    needs of several drives it asks for at once, and whole stripes are written without a read."""
+    if pattern.rw in ("read", "write"):
+        return 1.0
+    return pattern.read_share + (1 - pattern.read_share) * write_hops(geometry)
+
+
+def write_hops(geometry: Geometry) -> float:
+    """Of a small write: once through a journal; in place with parity, what that is worked out from
+    is read before."""
+    return 1.0 if geometry.journal else 1.0 + geometry.reads_first()
 
 
 def arrays_of(study: Study, side, loads: int) -> int:
@@ -225,7 +236,7 @@ def arrays_of(study: Study, side, loads: int) -> int:
 
 def core_limits(server: Server, pattern: Pattern, cores: int) -> dict[str, float]:
     """Seconds of a core for one request: of a small one by its number, of a large by its bytes."""
-    seconds, reads = 0.0, read_share(pattern)
+    seconds, reads = 0.0, pattern.read_share
     for share, rate in (
         (reads, server.core_reads_per_second),
         (1 - reads, server.core_writes_per_second),
@@ -265,7 +276,8 @@ def of_transaction(geometry: Geometry, drive: Drive, transaction: Transaction) -
         .plus(geometry.in_place(drive, stored, 1).times(transaction.writes))
     )
     if geometry.journal:
-        pages = pages.plus(geometry.journaled(drive, stored).times(transaction.writes))
+        in_journal = transaction.writes * (1 + geometry.parity_in_full)
+        pages = pages.plus(geometry.journaled(drive, stored).times(in_journal))
         log = geometry.stripe_write(drive).times(transaction.log_bytes / geometry.stripe_bytes)
     elif transaction.log_bytes:
         log = geometry.in_place(drive, blocks_bytes(transaction.log_bytes), 1)
@@ -304,10 +316,10 @@ def clients_limit(
     """A client waits for each page that it reads, one after the other, and for its commit, if its
     script has one; pages are written when nobody waits for them. (A run counts writes of a script
     that only reads, too: what a checkpoint stores of the cell before.)"""
-    hops = transaction.reads + (write_hops(geometry) if commits else 0)
-    if not (hops and server.drive_latency_seconds):
+    waits = transaction.reads + (write_hops(geometry) if commits else 0)
+    if not (waits and server.drive_latency_seconds):
         return {}
-    return {"clients that wait": clients / (hops * server.drive_latency_seconds)}
+    return {"clients that wait": clients / (waits * server.drive_latency_seconds)}
 
 
 def measured_transactions(cells) -> dict[Place, Transaction]:

@@ -15,17 +15,21 @@ read and write at unlike speeds, and any members away.
   away), or all that are there are written, and nothing is read.
 - Of mirrors one copy is read, in turn, and all that are there are written.
 - A journal takes each byte before that, in operations between those in place, divided over the
-  members as a stripe is; degraded without a share to spare, whole on as many members as may be
-  lost, and one more.
+  members as a stripe is; degraded without a share to spare, or where shares are small (more than
+  32 data chunks), whole on as many members as may be lost, and one more. Of more than two parity
+  chunks it has all but two in full, once for each row that is not stored as a whole.
 - A journal puts writes in place together that meet in it. `pending` is how much of the span that
   is written to waits in it: of a block it stores the newest only, of neighbours one operation.
 """
 
+import math
 from dataclasses import dataclass
-from itertools import combinations, product
 
 BLOCK_BYTES = 4096
 BATCH_BYTES = 256 << 10  # of data, the largest that the journal writes at once
+SHARE_BYTES_MIN = 8 << 10  # of a batch that is divided: a smaller one stands whole
+SUMMED_PARITY_MAX = 2  # chunks of parity of which the journal needs sums only
+CHANCE_MIN = 1e-12  # below which nothing is added up
 
 
 @dataclass(frozen=True)
@@ -99,8 +103,15 @@ class Geometry:
 
     @property
     def divides_journal(self) -> bool:
-        """Batches are divided over the members while there is a share to spare."""
-        return self.copies == 1 and len(self.here) > self.data
+        """Batches are divided over the members while there is a share to spare, and shares are not
+        small."""
+        is_much = self.data * SHARE_BYTES_MIN <= BATCH_BYTES
+        return self.copies == 1 and len(self.here) > self.data and is_much
+
+    @property
+    def parity_in_full(self) -> int:
+        """Chunks of parity of which the journal has all bytes, and no sums."""
+        return max(0, self.parity - SUMMED_PARITY_MAX) if self.journal else 0
 
     @property
     def stripe_bytes(self) -> int:
@@ -169,40 +180,32 @@ class Geometry:
         if self.copies > 1:
             seconds, writes = self.of_a_set(drive.write_seconds(block), of_all=True)
             return Load(seconds, writes=writes)
-        seconds, reads, writes = [0.0] * self.members, 0, 0
+        seconds, reads, writes = [0.0] * self.members, 0.0, 0.0
+        for stripe in range(self.members):
+            row = Row.of(self, stripe)
+            for away in row.counts_away(together):
+                cases = row.cases(together, away)
+                for position, share in row.read(together, away).items():
+                    member = self.member(stripe, position)
+                    seconds[member] += cases * share * drive.read_seconds(block)
+                    reads += cases * share
+                for position, share in row.written(together, away).items():
+                    member = self.member(stripe, position)
+                    seconds[member] += cases * share * drive.write_seconds(block)
+                    writes += cases * share
+        blocks = self.members * math.comb(self.data, together) * together
+        return Load(tuple(one / blocks for one in seconds), reads / blocks, writes / blocks)
+
+    def reads_first(self) -> float:
+        """Of small writes in place, the share that waits for a read before it writes: all of them
+        with parity, but those whose parity is away, and those of one data chunk, a mirror."""
+        if self.copies > 1:
+            return 0.0
         cases = 0
-        turns = range(max(self.parity, 1))
-        for stripe, turn in product(range(self.members), turns):
-            for blocks in combinations(range(self.data), together):
-                read, written = self.positions(stripe, blocks, turn)
-                cases += together
-                for position in read:
-                    seconds[self.member(stripe, position)] += drive.read_seconds(block)
-                for position in written:
-                    seconds[self.member(stripe, position)] += drive.write_seconds(block)
-                reads, writes = reads + len(read), writes + len(written)
-        return Load(tuple(one / cases for one in seconds), reads / cases, writes / cases)
-
-    def positions(self, stripe: int, blocks: tuple[int, ...], turn: int):
-        """What is read and what is written, of a stripe's k data positions and m of parity.
-
-        Where all of a row is worked out, parity is read in turn, after what there is of data.
-        """
-        here = {at for at in range(self.members) if self.member(stripe, at) not in self.away}
-        parity = [at for at in range(self.data, self.members) if at in here]
-        written = [at for at in (*blocks, *parity) if at in here]
-        if not parity:
-            return [], written
-        ways = []
-        others = set(range(self.data)) - set(blocks)
-        if others <= here:
-            ways.append(others)
-        in_turn = [self.data + (turn + at) % self.parity for at in range(self.parity)]
-        row = [at for at in (*range(self.data), *in_turn) if at in here]
-        ways.append(set(row[: self.data]))
-        if set(blocks) <= here:
-            ways.append({*blocks, *parity})
-        return sorted(min(ways, key=len)), written
+        for stripe in range(self.members):
+            row = Row.of(self, stripe)
+            cases += sum(row.cases(1, away) for away in row.counts_away(1) if row.waits(away))
+        return cases / (self.members * self.data)
 
     def journaled(self, drive: Drive, count_bytes: int) -> Load:
         batches = count_bytes / BATCH_BYTES
@@ -219,22 +222,89 @@ class Geometry:
         With the chance that j blocks of a row wait, they cost what j blocks together cost; and an
         operation is one with its neighbour's, where that row waits too.
         """
-        if pending <= 0:
-            return self.in_place(drive, block, 1)
-        total, blocks = None, 0.0
-        for together in range(1, self.data + 1):
-            chance = binomial(self.data, together, pending)
+        counts = range(1, self.data + 1) if pending > 0 else (1,)
+        total, blocks, parity_blocks = None, 0.0, 0.0
+        for together in counts:
+            chance = binomial(self.data, together, pending) if pending > 0 else 1.0
+            if chance < CHANCE_MIN:
+                continue
             load = self.in_place(drive, block, together).times(together * chance)
-            total, blocks = (
-                (load if total is None else total.plus(load)),
-                blocks + together * chance,
-            )
+            total = load if total is None else total.plus(load)
+            blocks += together * chance
+            # a row that is stored as a whole needs none of its parity in the journal
+            parity_blocks += self.parity_in_full * chance * (together < self.data)
         # a run of neighbours is one operation; only its first has none before it
-        return total.times((1 - pending) / blocks)
+        stored = total.times((1 - pending) / blocks)
+        if not parity_blocks:
+            return stored
+        return stored.plus(self.journaled(drive, block).times(parity_blocks / blocks))
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of one stripe, some blocks of which are written. Which these are is all the same, but
+    for how many of them have their member away: so cases are counted, and not looked at one by one.
+    64 members with eight of parity have more of them than anybody can look at."""
+
+    data: int
+    away: int  # data positions whose member is
+    data_here: tuple[int, ...]
+    parity_here: tuple[int, ...]
+    parity: int
+
+    @classmethod
+    def of(cls, geometry: Geometry, stripe: int) -> "Row":
+        at = range(geometry.members)
+        here = [one for one in at if geometry.member(stripe, one) not in geometry.away]
+        data = tuple(one for one in here if one < geometry.data)
+        return cls(
+            geometry.data, geometry.data - len(data), data, tuple(here[len(data) :]),
+            geometry.parity,
+        )  # fmt: skip
+
+    def counts_away(self, together: int) -> range:
+        """How many of the blocks may have their member away."""
+        return range(max(0, together - len(self.data_here)), min(self.away, together) + 1)
+
+    def cases(self, together: int, away: int) -> int:
+        return math.comb(self.away, away) * math.comb(len(self.data_here), together - away)
+
+    def touched(self, together: int, away: int) -> float:
+        """Of the cases, in how many a data position that is here is one of the blocks."""
+        return (together - away) / len(self.data_here) if self.data_here else 0.0
+
+    def written(self, together: int, away: int) -> dict[int, float]:
+        """By position, in what share of the cases."""
+        touched = self.touched(together, away)
+        return dict.fromkeys(self.data_here, touched) | dict.fromkeys(self.parity_here, 1.0)
+
+    def read(self, together: int, away: int) -> dict[int, float]:
+        """The cheapest way to the new parity; of two alike the first."""
+        if not self.parity_here:
+            return {}
+        touched, ways = self.touched(together, away), []
+        if away == self.away:  # all others are here
+            ways.append((self.data - together, dict.fromkeys(self.data_here, 1 - touched)))
+        ways.append((self.data, self.whole()))
+        if away == 0:  # the blocks as they were, and their parity
+            old = dict.fromkeys(self.data_here, touched) | dict.fromkeys(self.parity_here, 1.0)
+            ways.append((together + len(self.parity_here), old))
+        return min(ways, key=lambda way: way[0])[1]
+
+    def waits(self, away: int) -> bool:
+        """Whether one block has to be worked out from something."""
+        return any(self.read(1, away).values())
+
+    def whole(self) -> dict[int, float]:
+        """What all of a row is worked out from. Parity is read in turn, after what there is of
+        data."""
+        found = dict.fromkeys(self.data_here, 1.0)
+        for turn in range(self.parity):
+            turned = (self.data + (turn + at) % self.parity for at in range(self.parity))
+            for position in [one for one in turned if one in self.parity_here][: self.away]:
+                found[position] = found.get(position, 0.0) + 1 / self.parity
+        return found
 
 
 def binomial(count: int, chosen: int, chance: float) -> float:
-    ways = 1
-    for at in range(chosen):
-        ways = ways * (count - at) // (at + 1)
-    return ways * chance**chosen * (1 - chance) ** (count - chosen)
+    return math.comb(count, chosen) * chance**chosen * (1 - chance) ** (count - chosen)

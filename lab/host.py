@@ -126,6 +126,8 @@ class OnHost:
 
 def room_problems(study: Study, inside: Path) -> list[str]:
     """Whether the files of all drives fit where they go."""
+    if wrong := directory_problem(inside, study.drives.directory or ""):
+        return [wrong]
     there = paths.existing(inside)
     needed = drive_count(study) * study.drives.size + ROOM_BYTES
     free = shutil.disk_usage(there).free
@@ -135,6 +137,35 @@ def room_problems(study: Study, inside: Path) -> list[str]:
         f"{there} has {free >> 20} MiB free and the drive files need {needed >> 20}: make room, or "
         "say a smaller `size` or another `directory` in [drives] (--set drives.size=1G)"
     ]
+
+
+def directory_problem(inside: Path, said: str) -> str:
+    """Why it cannot be made, or files in it: one that is not there is made, as the cache is. Empty
+    if it can."""
+    fix = "say another `directory` in [drives] (--set drives.directory=/mnt/drives)"
+    if said.startswith("~"):
+        home = Path(said).expanduser() if said.startswith("~/") else "/home/…"
+        return f"drives.directory {said}: no shell makes a home of `~` here: write it out ({home})"
+    try:
+        there = nearest(inside)
+        if not there.is_dir():
+            return f"drives.directory {inside}: {there} is no directory: move it away, or {fix}"
+    except OSError as error:
+        return f"drives.directory {inside} cannot be looked at ({error.strerror}): {fix}"
+    if not os.access(there, os.W_OK | os.X_OK):
+        what = "in it" if there == inside else f"in {there}, where it would have to be made"
+        return f"drives.directory {inside}: nothing can be made {what}: run it as root, or {fix}"
+    return ""
+
+
+def nearest(path: Path) -> Path:
+    """That is there. A link that leads nowhere is: nothing can be made in its place."""
+    while True:
+        try:
+            path.lstat()
+            return path
+        except (FileNotFoundError, NotADirectoryError):
+            path = path.parent
 
 
 def drive_count(study: Study) -> int:

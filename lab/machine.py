@@ -12,8 +12,9 @@ from pathlib import Path
 import psutil
 
 from demo.settings import memory_available
-from lab import guests, paths
+from lab import guests, limits, paths
 from lab.host import drive_count
+from lab.loads.fio import measured_bytes
 from lab.loads.pgbench import database_bytes
 from lab.pinning import cpus_of
 from lab.results import DATE
@@ -150,7 +151,7 @@ def problems(study: Study, sides: dict[str, Side], out: Path) -> list[str]:
     at = paths.existing(out.absolute())
     if shutil.disk_usage(at).free < RESULT_BYTES:
         found.append(f"{at} has less than {RESULT_BYTES >> 20} MiB free for results: give --out")
-    return found + memory_problems(study)
+    return found + memory_problems(study) + limits.problems(study, memory_available())
 
 
 def memory_problems(study: Study) -> list[str]:
@@ -260,12 +261,7 @@ def protection_problems(study: Study, sides: dict[str, Side]) -> list[str]:
 def size_problems(study: Study, disk_bytes: int) -> list[str]:
     """Whether the load fits on a disk of the smallest side."""
     if not study.pgbench:
-        if disk_bytes >= FIO_BYTES_MIN:
-            return []
-        return [
-            f"the disks would have {max(0, disk_bytes) >> 20} MiB and fio takes "
-            f"{FIO_BYTES_MIN >> 20}: say larger drives (--set drives.size=1G)"
-        ]
+        return fio_size_problems(study, disk_bytes)
     if disk_bytes >= (needed := database_bytes(study.pgbench)):
         return []
     return [
@@ -273,3 +269,28 @@ def size_problems(study: Study, disk_bytes: int) -> list[str]:
         f"are of {disk_bytes >> 20}: say larger drives (--set drives.size=8G) or a smaller scale "
         "(--set pgbench.scale=10)"
     ]
+
+
+def fio_size_problems(study: Study, disk_bytes: int) -> list[str]:
+    """A load that is told to use more than there is would use what there is, and be another."""
+    has = f"{max(0, disk_bytes) >> 20} MiB"
+    if disk_bytes < FIO_BYTES_MIN:
+        return [
+            f"the disks would have {has} and fio takes {FIO_BYTES_MIN >> 20}: say larger drives "
+            "(--set drives.size=1G)"
+        ]
+    found, used = [], min(study.fio.size or disk_bytes, disk_bytes)
+    if study.fio.size and study.fio.size > disk_bytes:
+        found.append(
+            f"`fio.size` is {study.fio.size >> 20} MiB and the disks are of {has}, which is what "
+            f"the smallest side can give: say that or less (--set fio.size={disk_bytes >> 20}M), "
+            "or larger drives (--set drives.size=8G)"
+        )
+    found += [
+        f"`fio.patterns.{at}.block` ({pattern.name}) is {pattern.block} bytes, and fio reads and "
+        f"writes {measured_bytes(used)} of a disk: say a smaller block, or larger drives "
+        "(--set drives.size=8G)"
+        for at, pattern in enumerate(study.fio.patterns)
+        if pattern.block > measured_bytes(used)
+    ]
+    return found

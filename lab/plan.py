@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 from rich.console import Console
@@ -21,9 +22,10 @@ from rich.table import Table
 from demo import child
 from lab import devices, forecast, paths
 from lab import study as studies
-from lab.forecast import Forecast, Server
+from lab.forecast import Forecast, Place, Server, Transaction
 from lab.geometry import BLOCK_BYTES, Drive
 from lab.results import Results
+from lab.sides.ashlar import MEMBERS_MAX
 from lab.study import Study, StudyError
 
 MEASURE_SECONDS, MEASURE_SECONDS_MAX = 10, 120
@@ -57,7 +59,7 @@ def main(arguments: list[str]) -> int:
     if not words.study:
         parser.error("say which study: `ashlar-lab list` shows them")
     study = read_study(words)
-    given = figures(words, study)
+    given, taken = figures(words, study)
     transactions = {}
     if words.from_results:
         cells = Results.open(words.from_results).cells
@@ -65,12 +67,13 @@ def main(arguments: list[str]) -> int:
             raise StudyError(f"--from-results: {words.from_results} has no finished cell")
         transactions = forecast.measured_transactions(cells)
     found = list(forecast.predict(study, server_of(words, given, study), transactions))
+    taken += taken_of_results(words.from_results, study, transactions, found)
     unknown = not_known(words, study)
     if words.json:
-        said = {"study": study.title, "drive": given, "not_known": unknown}
+        said = {"study": study.title, "drive": given, "taken": taken, "not_known": unknown}
         print(json.dumps(said | {"cells": [one.as_json() for one in found]}, indent=1))
     else:
-        show(study, given, unknown, found)
+        show(study, given, taken, unknown, found)
     return 0
 
 
@@ -124,9 +127,14 @@ def whole(text: str) -> int:
 
 
 def levels(text: str) -> list[tuple[int, int]]:
-    if not re.fullmatch(r"([1-9]\d?\+[1-3])(,[1-9]\d?\+[1-3])*", text):
+    one = rf"[1-9]\d?\+[1-{studies.PARITY_MAX}]"
+    if not re.fullmatch(f"{one}(,{one})*", text):
         raise argparse.ArgumentTypeError(f"{text!r} is not like 4+1,4+2: each loses a drive")
-    return [tuple(map(int, level.split("+"))) for level in text.split(",")]
+    found = [tuple(map(int, level.split("+"))) for level in text.split(",")]
+    if large := [level for level in found if sum(level) > MEMBERS_MAX]:
+        told = ", ".join(f"{data}+{parity}" for data, parity in large)
+        raise argparse.ArgumentTypeError(f"{told}: an array has {MEMBERS_MAX} drives at most")
+    return found
 
 
 def read_study(words) -> Study:
@@ -174,22 +182,64 @@ def not_known(words, study: Study) -> list[str]:
 # Figures of a drive -----------------------------------------------------------------------------
 
 
-def figures(words, study: Study) -> dict[str, float]:
-    """What was given wins over what was measured."""
-    found: dict[str, float] = {}
+def figures(words, study: Study) -> tuple[dict[str, float], list[str]]:
+    """Of a drive, and whence each is: what was given wins over what was measured."""
+    layers: list[tuple[str, dict[str, float]]] = []
     if study.drives.kind == "model":
-        found = dict.fromkeys(FIGURES[:2], study.drives.iops)
-        found |= dict.fromkeys(FIGURES[2:], study.drives.mbps / 1000)
+        pace = dict.fromkeys(FIGURES[:2], study.drives.iops)
+        pace |= dict.fromkeys(FIGURES[2:], study.drives.mbps / 1000)
+        layers.append(("the study's models", pace))
     if words.from_raw:
-        found |= from_raw(words.from_raw)
+        layers.append((f"--from-raw {words.from_raw}", from_raw(words.from_raw)))
     if words.measure:
-        found |= measured(words.measure, words.overwrite)
-    found |= {name: value for name in FIGURES if (value := getattr(words, name))}
+        layers.append((f"--measure {words.measure}", measured(words.measure, words.overwrite)))
+    given = {name: value for name in FIGURES if (value := getattr(words, name))}
+    layers.append(("the command", given))
+    found = {name: value for _, layer in layers for name, value in layer.items()}
     missing = [name for name in FIGURES if name not in found]
     if missing:
         options = ", ".join(f"--{name.replace('_', '-')}" for name in missing)
         raise StudyError(f"of the drives is not known: {options}; or give --from-raw or --measure")
-    return found
+    origin = {name: whence for whence, layer in layers for name in layer}
+    each = {whence: [name for name in FIGURES if origin[name] == whence] for whence, _ in layers}
+    told = [f"{', '.join(names)} from {whence}" for whence, names in each.items() if names]
+    return found, [f"a drive's figures: {'; '.join(told)}"]
+
+
+def taken_of_results(
+    home: Path | None, study: Study, transactions: dict[Place, Transaction], found: list[Forecast]
+) -> list[str]:
+    """Of which cells it knew what a transaction asks for, and of which it did not: an estimate is
+    never told as what a run has measured."""
+    if home is None:
+        return []
+    if study.fio:
+        return [f"--from-results {home}: nothing, as requests of fio are counted and not measured"]
+    predicted = [one for one in found if one.per_second is not None]
+    places = dict.fromkeys((one.side, one.load, one.clients) for one in predicted)
+    there = [place for place in places if place in transactions]
+    missing = [place for place in places if place not in transactions]
+    said = []
+    if there:
+        said.append(f"I/Os of a transaction from --from-results {home}: {in_words(there)}")
+    if missing:
+        has = in_words(transactions) or "none of a healthy cell of PostgreSQL that was counted"
+        said.append(
+            f"I/Os of a transaction ESTIMATED, as --from-results {home} has none of these: "
+            f"{in_words(missing)}. It has: {has}"
+        )
+    return said
+
+
+def in_words(places: Iterable[Place]) -> str:
+    """Clients of one side and script together."""
+    clients: dict[tuple[str, str], list[str]] = {}
+    for side, script, count in places:
+        clients.setdefault((side, script), []).append(str(count))
+    return "; ".join(
+        f"{side}, {script}, {', '.join(counts)} clients"
+        for (side, script), counts in clients.items()
+    )
 
 
 def from_raw(path: Path) -> dict[str, float]:
@@ -280,7 +330,9 @@ def by_fio(device: str, rw: str, words: list[str]) -> dict:
 # What is said -----------------------------------------------------------------------------------
 
 
-def show(study: Study, given: dict, unknown: list[str], found: list[Forecast]) -> None:
+def show(
+    study: Study, given: dict, taken: list[str], unknown: list[str], found: list[Forecast]
+) -> None:
     console = Console(width=None if sys.stdout.isatty() else 130)
     array = study.array
     console.print(
@@ -307,7 +359,7 @@ def show(study: Study, given: dict, unknown: list[str], found: list[Forecast]) -
     for one in found:
         table.add_row(*row(one))
     console.print(table)
-    for note in dict.fromkeys(note for one in found for note in one.notes):
+    for note in [*taken, *dict.fromkeys(note for one in found for note in one.notes)]:
         console.print(f"- {note}")
     if unknown:
         console.print(f"- not known, and left out: {'; '.join(unknown)}")

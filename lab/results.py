@@ -58,6 +58,8 @@ SECONDS = [
     "array_read_bytes",
     "array_write_bytes",
     "array_pending_bytes",  # by how much more waits in a journal; negative where it was emptied
+    "array_drive_reads",  # of all drives, where a side does not count what its arrays are asked
+    "array_drive_read_bytes",
     "storage_cores",
     "guest_cores",
     "daemon_cores",  # of the side's own processes; part of storage_cores
@@ -113,6 +115,8 @@ class Cell:
     array_read_bytes: int | None = None
     array_write_bytes: int | None = None
     array_pending_bytes: int | None = None  # more in a journal at the end than at the beginning
+    array_drive_reads: int | None = None  # of sides that have none of the above; see SECONDS
+    array_drive_read_bytes: int | None = None
     storage_cores: float | None = None
     guest_cores: float | None = None
     daemon_cores: float | None = None

@@ -154,11 +154,12 @@ def totals(samples: list[Sample], begin: float, end: float) -> dict[str, float |
     def grown(value: Callable[[Sample], float]) -> float:
         return between(samples, end, value) - between(samples, begin, value)
 
-    counted = all(sample.counters for sample in samples)
-    found: dict[str, float | None] = {
-        name: grown(lambda sample, name=name: getattr(sample.counters, name)) if counted else None
-        for name in COUNTERS
-    }
+    def counted(name: str) -> float | None:
+        if any(getattr(sample.counters, name, None) is None for sample in samples):
+            return None
+        return grown(lambda sample: getattr(sample.counters, name))
+
+    found: dict[str, float | None] = {name: counted(name) for name in COUNTERS}
     found["storage_seconds"] = grown(lambda sample: sample.storage_seconds)
     found["guest_seconds"] = guest_seconds(samples, begin, end)
     seen = all(sample.daemon_seconds is not None for sample in samples)

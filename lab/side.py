@@ -47,13 +47,16 @@ class Disk:
 
 @dataclass(frozen=True)
 class Counters:
-    """What an array's loads asked of it since it was started."""
+    """What an array's loads asked of it since it was started; None where nobody counts that."""
 
-    reads: int
-    writes: int
-    read_bytes: int
-    write_bytes: int
+    reads: int | None
+    writes: int | None
+    read_bytes: int | None
+    write_bytes: int | None
     pending_bytes: int = 0  # acknowledged and not put in place yet, as it is now
+    # Of a side that does not count what it is asked: what it asked of its drives, rebuilds and all.
+    drive_reads: int | None = None
+    drive_read_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,7 @@ class Side(Protocol):
         when states are asked for."""
 
     def counters(self) -> Counters | None:
-        """Of all arrays; None where nobody counts what was asked."""
+        """Of all arrays; None where nobody counts, neither what it is asked nor what drives are."""
 
     def pids(self) -> list[int]:
         """In the side's place: its own processes. Kernel threads are counted for every side."""

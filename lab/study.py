@@ -27,7 +27,12 @@ from pydantic import (
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 QUICK = "quick"
 CHUNK_BYTES_MIN = 4096
+PARITY_MAX = 8  # of levels N+M (crates/control/src/level.rs)
 FIO_BYTES_MIN = 10 << 20  # a tenth is what is checked; in whole MiB
+FIO_DEPTH_MAX = 32768  # that io_uring has (IORING_MAX_ENTRIES); with more, fio does not begin
+FIO_JOBS_MAX = 4088  # of one fio: 4096, of which it keeps a few for itself
+SECTOR_BYTES = 512  # direct I/O is of whole ones
+FIO_BLOCK_MAX = 0x7FFFF000  # that Linux takes as one request (MAX_RW_COUNT)
 
 
 class StudyError(Exception):
@@ -78,6 +83,38 @@ def chunk_bytes(value: int) -> int:
 def fio_bytes(value: int) -> int:
     if value < FIO_BYTES_MIN:
         raise ValueError(f"is less than {FIO_BYTES_MIN >> 20}M, of which a part is checked")
+    return value
+
+
+def fio_block(value: int) -> int:
+    if value % SECTOR_BYTES:
+        raise ValueError(
+            f"is {value}, and direct I/O is of whole sectors: say a multiple of {SECTOR_BYTES}, "
+            "such as 4K"
+        )
+    if value > FIO_BLOCK_MAX:
+        raise ValueError(
+            f"is {value}, and Linux takes {FIO_BLOCK_MAX} as one request at most: say a smaller "
+            "one, such as 1M"
+        )
+    return value
+
+
+def fio_depth(value: int) -> int:
+    if value > FIO_DEPTH_MAX:
+        raise ValueError(
+            f"is {value}, and io_uring has {FIO_DEPTH_MAX} requests under way at most: say fewer, "
+            "and more `jobs`"
+        )
+    return value
+
+
+def fio_jobs(value: int) -> int:
+    if value > FIO_JOBS_MAX:
+        raise ValueError(
+            f"is {value}, and one fio has {FIO_JOBS_MAX} jobs at most: say fewer, and a larger "
+            "`depth`"
+        )
     return value
 
 
@@ -133,7 +170,8 @@ class Array(Table):
 
     count: Count = 1
     data: Count = 4
-    parity: Annotated[int, Field(ge=0, le=3)] = 1
+    # of Ashlar; each side refuses what it has not (md and btrfs more than 2, ZFS more than 3)
+    parity: Annotated[int, Field(ge=0, le=PARITY_MAX)] = 1
     copies: Annotated[int, Field(ge=1, le=4)] = 1  # of each chunk; more are in the place of parity
     chunk: Annotated[Bytes, AfterValidator(chunk_bytes)] = 64 << 10
 
@@ -234,10 +272,16 @@ class Pattern(Table):
 
     name: Name
     rw: Literal["randread", "randwrite", "randrw", "read", "write"]
-    block: Bytes = 4096
+    block: Annotated[Bytes, AfterValidator(fio_block)] = 4096
     read_percent: Annotated[int, Field(ge=0, le=100)] | None = None  # of randrw
-    depth: Count = 32
-    jobs: Count = 1
+    depth: Annotated[Count, AfterValidator(fio_depth)] = 32
+    jobs: Annotated[Count, AfterValidator(fio_jobs)] = 1
+
+    @property
+    def read_share(self) -> float:
+        """Of its requests, as fio has it: half of a mix that says nothing."""
+        said = 50 if self.read_percent is None else self.read_percent
+        return {"randrw": said / 100, "randwrite": 0.0, "write": 0.0}.get(self.rw, 1.0)
 
 
 class Fio(Table):
@@ -490,8 +534,25 @@ def told(error: dict) -> str:
         like = difflib.get_close_matches(str(error["loc"][-1]), known_words(), 1)
         meant = f"; did you mean `{like[0]}`?" if like else ""
         return f"`{place}` is nothing that a study has{meant}"
-    said = error["msg"].removeprefix("Value error, ")
+    said = out_of_bounds(error) or error["msg"].removeprefix("Value error, ")
     return f"`{place}`: {said}" if place else f"the study {said}"
+
+
+# Of pydantic: type of a mistake → where the bound is in it, and how a person says it.
+BOUNDS = {
+    "greater_than": ("gt", "more than {}"),
+    "greater_than_equal": ("ge", "{} or more"),
+    "less_than": ("lt", "less than {}"),
+    "less_than_equal": ("le", "{} or less"),
+}
+
+
+def out_of_bounds(error: dict) -> str:
+    """With what was said, and what may be: also of times, of which none is negative."""
+    if error["type"] not in BOUNDS:
+        return ""
+    key, words = BOUNDS[error["type"]]
+    return f"is {error['input']}: say {words.format(error['ctx'][key])}"
 
 
 def known_words() -> list[str]:

@@ -62,8 +62,8 @@ class Fio:
         if size < studies.FIO_BYTES_MIN:  # fio takes a size of 0 for all there is
             least = studies.FIO_BYTES_MIN >> 20
             raise LoadError(f"{self.file} has {size >> 20} MiB, and fio's load needs {least}")
-        self.checked_bytes = min(CHECKED_BYTES_MAX, size // 10) // MIB * MIB
-        self.bytes = (size - self.checked_bytes) // MIB * MIB
+        self.bytes = measured_bytes(size)
+        self.checked_bytes = checked_bytes(size)
         self.filled_bytes = max(size, whole if self.full else 0)
         say(f"filling {self.filled_bytes >> 20} MiB")
         self.fill(0, self.bytes)
@@ -192,6 +192,15 @@ class Fio:
             self.load = None
         self.place.check(f"rm -rf {self.home}")
         places.settle(self.place, "path", self.home)
+
+
+def checked_bytes(size: int) -> int:
+    """Of what fio uses of a disk: at its end, and never measured."""
+    return min(CHECKED_BYTES_MAX, size // 10) // MIB * MIB
+
+
+def measured_bytes(size: int) -> int:
+    return (size - checked_bytes(size)) // MIB * MIB
 
 
 def fill_words(file: str, offset: int, size: int) -> str:

@@ -205,10 +205,10 @@ class Pgbench:
                 raise LoadError(f"PostgreSQL in {self.seat.name} did not stop and was killed")
 
     def as_user(self, program: str, words: str = "") -> str:
-        return (
-            f"cd {self.home} && PGHOST={self.home}/socket {AS_USER} "
-            f"{self.programs}/{program} {words}"
-        )
+        server = f"PGHOST={self.home}/socket"
+        if port := self.asked.settings.get("port"):  # by which its socket is named
+            server += f" PGPORT={shlex.quote(told(port))}"
+        return f"cd {self.home} && {server} {AS_USER} {self.programs}/{program} {words}"
 
     def check_long(self, command: str) -> None:
         output = self.place.spawn(command).wait(FILL_SECONDS_MAX)

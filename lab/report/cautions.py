@@ -7,9 +7,10 @@ import re
 from dataclasses import dataclass
 
 from lab import conditions, schedule, window
-from lab.report import tables
+from lab.report import memory, tables
 from lab.report.source import Source
 from lab.side import RESYNC_ALL
+from lab.stats import Summary
 from lab.study import State, Where
 
 # What PostgreSQL promises after a crash depends on these: name → what a server begins with.
@@ -41,7 +42,7 @@ class Caution:
 def all_of(source: Source) -> list[Caution]:
     found = [
         *synthetic(source), *mixed(source), *unequal(source), *durability(source),
-        *write_holes(source), *resyncs(source), *caches(source), *narrower(source),
+        *write_holes(source), *resyncs(source), *caches(source), *by_memory(source), *narrower(source),
         *not_in_state(source), *two_told_as_one(source), *not_in_place(source), *failures(source),
         *given_up(source), *short(source), *unfinished(source), *skipped(source),
         *surprising(source), *surroundings(source), *interrupted(source),
@@ -139,6 +140,39 @@ def caches(source: Source):
                 "its reads are not those of drives, unless it is told primarycache=metadata.",
                 True,
             )
+
+
+def by_memory(source: Source):
+    """What was counted says so; where nobody counted, what cannot be of drives does."""
+    its = [one for one in source.summaries if memory.answered(source, one)]
+    if its:
+        said = "; ".join(
+            f"{tables.named(source, one)}: {one.cell.side} {memory.told(source, one)}"
+            for one in its
+        )
+        yield Caution(
+            "READS WERE ANSWERED BY MEMORY, and not by drives, for this share of what was read: "
+            f"{said}. Such a figure is one of a cache, and is compared with no drives.",
+            True,
+        )
+    for one in source.summaries:
+        found = tables.efficiency(source, one)
+        if found and found > ABOVE and will_be_of_memory(source, one):
+            yield Caution(
+                f"{tables.named(source, one)}: {one.cell.side} did {found:.0%} of what the bare "
+                "drives do, and NOBODY COUNTED WHAT WAS READ OF ITS DRIVES: memory will have "
+                "answered, unless the drives were measured in a worse moment. This figure is not "
+                "known to be one of drives.",
+                True,
+            )
+
+
+def will_be_of_memory(source: Source, one: Summary) -> bool:
+    """Where it did more than the drives can. As many drives have to have been measured: of more of
+    them at once, each does less."""
+    used = source.drives_behind(one.cell.loads, one.cell.side)
+    measured = source.raw_drives(one.cell.load, one.cell.loads, one.cell.side)
+    return used >= measured and memory.may_have_answered(source, one)
 
 
 def narrower(source: Source):
@@ -260,7 +294,7 @@ def surprising(source: Source):
         for one in source.telling(load, loads):
             name = f"{source.title_of(load, loads)}, {one.cell.state}: {one.cell.side}"
             share, (healthy, _) = tables.efficiency(source, one), tables.of_healthy(source, one)
-            if share and share > ABOVE:
+            if share and share > ABOVE and not will_be_of_memory(source, one):
                 used = source.drives_behind(loads, one.cell.side)
                 fewer = used < source.raw_drives(load, loads, one.cell.side)
                 yield Caution(

@@ -7,7 +7,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from lab import stats
-from lab.report import tables
+from lab.report import memory, tables
 from lab.report.source import Source
 from lab.results import Cell
 from lab.stats import Figures, Spread, Summary
@@ -16,8 +16,8 @@ TELLING = (1, 5, 10, 25, 50, 75, 90, 95, 99, 99.5, 99.9, 99.95, 99.99, 100)
 PLACE = ("load", "loads", "clients", "state", "side")
 MEASURED = (
     "began", "seconds", "array_reads", "array_writes", "array_read_bytes", "array_write_bytes",
-    "array_pending_bytes", "storage_cores", "daemon_cores", "guest_cores", "state_before",
-    "state_after", "filled_share",
+    "array_pending_bytes", "array_drive_reads", "array_drive_read_bytes", "storage_cores",
+    "daemon_cores", "guest_cores", "state_before", "state_after", "filled_share",
 )  # fmt: skip
 
 
@@ -102,6 +102,7 @@ def of_summary(source: Source, one: Summary) -> dict:
         | compared("of_baseline", *tables.of_baseline(source, one))
         | compared("of_healthy", *tables.of_healthy(source, one))
         | {"of_the_bare_drives": tables.efficiency(source, one)}
+        | {"answered_by_memory": memory.share(source, one)}
         | {
             name: value
             for each in BESIDE

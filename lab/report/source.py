@@ -123,18 +123,22 @@ class Source:
     def rate(self) -> str:
         return "IOPS" if self.is_fio else "tps"
 
-    def block_bytes(self, load: str) -> int:
+    def pattern(self, load: str) -> studies.Pattern | None:
+        """None of pgbench's scripts."""
         patterns = self.study.fio.patterns if self.study.fio else ()
-        return next((pattern.block for pattern in patterns if pattern.name == load), 4096)
+        return next((pattern for pattern in patterns if pattern.name == load), None)
+
+    def block_bytes(self, load: str) -> int:
+        pattern = self.pattern(load)
+        return pattern.block if pattern else 4096
 
     def is_sequential(self, load: str) -> bool:
         """Told in bytes a second, as people do."""
         return self.is_fio and self.block_bytes(load) >= 64 << 10
 
     def only_reads(self, load: str) -> bool:
-        patterns = self.study.fio.patterns if self.study.fio else ()
-        way = next((pattern.rw for pattern in patterns if pattern.name == load), "")
-        return load == "select-only" or way in ("read", "randread")
+        pattern = self.pattern(load)
+        return load == "select-only" if pattern is None else pattern.rw in ("read", "randread")
 
     def drives_behind(self, loads: int, side: str) -> int:
         raid0 = any(one.raid0 for one in self.study.side if one.name == side)

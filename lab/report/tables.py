@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from lab import stats
+from lab.report import memory
 from lab.report.source import Source
 from lab.results import Cell
 from lab.stats import Figures, Spread, Summary
@@ -14,7 +15,7 @@ from lab.study import Where
 
 NONE = "–"
 SAME = "≈"
-READS_ENOUGH = 0.01  # of the array, for an operation that only reads
+MEMORY = "memory"  # in place of a share of drives
 NO_DISKS = "what no disk takes (a tenth of the smallest side's array, and what others' have more)"
 
 
@@ -118,7 +119,10 @@ def of_healthy(source: Source, one: Summary) -> tuple[Spread | None, bool]:
 
 
 def efficiency(source: Source, one: Summary) -> float | None:
-    """Of what as many bare drives did, in the same run."""
+    """Of what as many bare drives did, in the same run. None also where memory answered: that is
+    no work of drives."""
+    if memory.answered(source, one):
+        return None
     of = (one.cell.load, one.cell.loads, one.cell.side)
     iops = source.raw_of(*of).get("iops")
     if not iops:
@@ -162,7 +166,8 @@ def verdict(source: Source) -> Iterator[Table]:
             row.append(percent_or_same(*of_healthy(source, one)))
             row += [middle(one.mean_ms), middle(one.percentile_ms(tail))]
             if source.raw:
-                row.append(percent(efficiency(source, one)))
+                by_memory = memory.answered(source, one)
+                row.append(MEMORY if by_memory else percent(efficiency(source, one)))
             if rebuilds:
                 row.append(middle(one.spread(source.rebuilt)))
             rows.append(tuple(row))
@@ -170,7 +175,7 @@ def verdict(source: Source) -> Iterator[Table]:
         title = source.title_of(load, loads)
         title += f": {clients} clients" if clients else ""
         said = [bare_drives(source, load, loads), rebuilt_of(source) * rebuilds]
-        caption, warning = " ".join(filter(None, said)), unread(source, load, summaries)
+        caption, warning = " ".join(filter(None, said)), memory.warning(source, load, summaries)
         yield Table(title, tuple(columns), tuple(rows), 2, caption, warning)
 
 
@@ -203,8 +208,7 @@ def rebuilt_of(source: Source) -> str:
 
 def bare_drives(source: Source, load: str, loads: int) -> str:
     """What “of bare drives” compares with what: it is no more than that."""
-    patterns = source.study.fio.patterns if source.study.fio else ()
-    pattern = next((one for one in patterns if one.name == load), None)
+    pattern = source.pattern(load)
     sides: dict[int, list[str]] = {}  # by the number of drives that they used
     for name in source.names:
         sides.setdefault(source.drives_behind(loads, name), []).append(name)
@@ -234,32 +238,6 @@ def beside_drives(raw: dict, used: int, asked: int) -> str:
         said += f", whose rate is taken times {used}/{drives}: this load has {used} drive"
         said += "s" * (used > 1)
     return said
-
-
-def unread(source: Source, load: str, summaries: list[Summary]) -> str:
-    """Reads that a cache has answered say nothing of the array."""
-    if not source.only_reads(load):
-        return ""
-    found, uncounted = [], []
-    for one in summaries:
-        reads = one.spread(lambda each: over(each.cell.array_reads, each.cell.operations))
-        if reads is None:
-            uncounted.append(f"{one.cell.side}, {one.cell.state}")
-        elif reads.median < READS_ENOUGH:
-            found.append(f"{one.cell.side}, {one.cell.state}")
-    said = []
-    if found:
-        said.append(
-            "THE ARRAY WAS NOT READ: memory answered, with less than one read of the array for "
-            f"{1 / READS_ENOUGH:.0f} operations. These rows say nothing of arrays: "
-            f"{'; '.join(found)}."
-        )
-    if uncounted and (found or not source.is_fio):  # fio asks for no cache
-        said.append(
-            "Reads of the array were not counted, and memory may have answered these rows too: "
-            f"{'; '.join(uncounted)}."
-        )
-    return " ".join(said)
 
 
 def middle(value: Spread | None) -> str:

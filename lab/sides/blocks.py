@@ -47,12 +47,22 @@ class Blocks:
         self.cleanup.callback(places.unloop, self.place, device, drive.path)
         return device
 
+    def reads_of_drives(self) -> Counters | None:
+        """Of all that were ever taken, so that none is missing once it was replaced. Who has a
+        cache of its own, as a file system has, is told by it when memory answered."""
+        if not self.devices:
+            return None
+        its = self.counts(list(self.devices.values()))
+        return Counters(
+            None, None, None, None, drive_reads=its.reads, drive_read_bytes=its.read_bytes
+        )
+
     def counts(self, devices: list[str]) -> Counters:
-        """As the kernel has them."""
+        """As the kernel has them. A partition has its own beneath `class` only."""
         names = [device.removeprefix("/dev/") for device in devices]
         totals = [0, 0, 0, 0]
         for line in self.place.check(
-            "cat " + " ".join(f"/sys/block/{name}/stat" for name in names)
+            "cat " + " ".join(f"/sys/class/block/{name}/stat" for name in names)
         ).splitlines():
             fields = [int(field) for field in line.split()]
             for at, value in enumerate((fields[0], fields[4], fields[2] * 512, fields[6] * 512)):

@@ -62,7 +62,7 @@ class Btrfs:
         if self.profiles is None and array.copies > 1:
             return f"btrfs stripes mirrors of two copies, and not of {array.copies}: leave it out"
         if self.profiles is None:
-            return f"btrfs has no RAID with {array.parity} parities: leave it out"
+            return f"btrfs has no RAID with {array.parity} parities, but of 2 at most: leave it out"
         if why := drives_of_model(self.study):
             return why
         loses = set(self.study.states) != {studies.State.HEALTHY}
@@ -160,7 +160,7 @@ class Btrfs:
         return None
 
     def counters(self) -> Counters | None:
-        return None  # it counts what it asks of drives, not what it is asked
+        return self.blocks.reads_of_drives()  # nobody counts what it is asked
 
     def pids(self) -> list[int]:
         return []

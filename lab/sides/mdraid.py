@@ -70,7 +70,8 @@ class Mdraid:
 
     def missing(self) -> str | None:
         if self.level is None:
-            return f"md has no RAID with {self.study.array.parity} parities: leave it out"
+            parity = self.study.array.parity
+            return f"md has no RAID with {parity} parities, but of 2 at most: leave it out"
         policies = (None, "ppl") if self.level == "5" else (None,)
         if self.chosen.policy not in policies:
             return f"md of level {self.level} has no policy {self.chosen.policy}: say none of it"

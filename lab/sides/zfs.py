@@ -40,6 +40,9 @@ class Zfs:
         self.pools = f"ashlar_lab_{secrets.token_hex(4)}"
 
     def missing(self) -> str | None:
+        if self.study.array.parity not in LEVELS:
+            parity = self.study.array.parity
+            return f"ZFS has no raidz with {parity} parities, but of 3 at most: leave it out"
         if why := drives_of_model(self.study):
             return why
         if self.study.where == studies.Where.VM:
@@ -109,7 +112,7 @@ class Zfs:
         return None
 
     def counters(self) -> Counters | None:
-        return None  # it counts what it asks of drives, not what it is asked
+        return self.blocks.reads_of_drives()  # nobody counts what it is asked
 
     def pids(self) -> list[int]:
         return []

@@ -231,14 +231,17 @@ def pgbench_cell(results: Results, cell: Cell, base_us: float, random) -> None:
     finish(results, cell, seconds, spread[inside], events, failed=3 * breaks)
 
 
-def finish(results: Results, cell: Cell, seconds: int, ended, events, failed: int) -> None:
+def finish(
+    results: Results, cell: Cell, seconds: int, ended, events, failed: int, block: int = 4096
+) -> None:
+    """Two reads of the array for each operation, and three writes of one that writes."""
     each = np.bincount(np.floor(ended).astype(int), minlength=seconds)
     writes = 0 if "select" in cell.load or "read" in cell.load else 3
     cores = {"storage_cores": 0.6 + 0.2 * (cell.side != "ashlar"), "guest_cores": 1.2}
     rows = (
         {"second": second, "operations": int(done), "latency_ms_mean": 1.0, "state": cell.state}
         | {"array_reads": int(2 * done), "array_writes": int(writes * done)}
-        | {"array_read_bytes": int(8192 * done), "array_write_bytes": int(writes * 8192 * done)}
+        | {"array_read_bytes": int(block * done), "array_write_bytes": int(writes * block * done)}
         | {name: round(value, 2) for name, value in cores.items()}
         for second, done in enumerate(each)
     )
@@ -253,8 +256,8 @@ def finish(results: Results, cell: Cell, seconds: int, ended, events, failed: in
             failed=failed,
             array_reads=2 * total,
             array_writes=writes * total,
-            array_read_bytes=8192 * total,
-            array_write_bytes=8192 * writes * total,
+            array_read_bytes=block * total,
+            array_write_bytes=block * writes * total,
             **cores,
             state_before=cell.state,
             state_after=cell.state,
@@ -302,7 +305,7 @@ def fio_cell(results: Results, cell: Cell, iops: float, random) -> None:
         pair = (way, nothing) if reads else (nothing, way)
         write_fio(results.place_of(cell) / f"vm{vm}.json", *pair)
     ended = np.sort(random.uniform(0, seconds, count * cell.loads))
-    finish(results, cell, seconds, ended, (), 0)
+    finish(results, cell, seconds, ended, (), 0, block)
 
 
 if __name__ == "__main__":

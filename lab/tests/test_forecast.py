@@ -12,14 +12,15 @@ import tempfile
 import time
 import unittest
 from dataclasses import replace
+from itertools import combinations, product
 from pathlib import Path
 from unittest import mock
 
 from lab import forecast, main, paths, plan, proof
 from lab.forecast import Server, predict
-from lab.geometry import Drive, Geometry, binomial
-from lab.results import Cell
-from lab.study import Study, StudyError
+from lab.geometry import Drive, Geometry, Load, binomial
+from lab.results import Cell, Results
+from lab.study import Pattern, Study, StudyError
 
 # The drive of `drive_limited`: 10,000 operations, 200 MB a second.
 DRIVE = Drive(10_000, 10_000, 2e8, 2e8)
@@ -28,6 +29,37 @@ CHUNK = 64 << 10
 
 def geometry(data: int, parity: int, journal: bool = False, away=()) -> Geometry:
     return Geometry(data, parity, CHUNK, journal, tuple(away))
+
+
+def each(one: Geometry, drive: Drive, together: int) -> Load:
+    """Of one block, of so many of one row that are stored at once: case by case."""
+    seconds, reads, writes, cases = [0.0] * one.members, 0, 0, 0
+    for stripe, turn in product(range(one.members), range(max(one.parity, 1))):
+        for blocks in combinations(range(one.data), together):
+            read, written = positions(one, stripe, blocks, turn)
+            cases += together
+            for position in read:
+                seconds[one.member(stripe, position)] += drive.read_seconds(4096)
+            for position in written:
+                seconds[one.member(stripe, position)] += drive.write_seconds(4096)
+            reads, writes = reads + len(read), writes + len(written)
+    return Load(tuple(its / cases for its in seconds), reads / cases, writes / cases)
+
+
+def positions(one: Geometry, stripe: int, blocks: tuple[int, ...], turn: int):
+    here = {at for at in range(one.members) if one.member(stripe, at) not in one.away}
+    parity = [at for at in range(one.data, one.members) if at in here]
+    written = [at for at in (*blocks, *parity) if at in here]
+    if not parity:
+        return [], written
+    ways, others = [], set(range(one.data)) - set(blocks)
+    if others <= here:
+        ways.append(others)
+    in_turn = [one.data + (turn + at) % one.parity for at in range(one.parity)]
+    ways.append(set([at for at in (*range(one.data), *in_turn) if at in here][: one.data]))
+    if set(blocks) <= here:
+        ways.append({*blocks, *parity})
+    return sorted(min(ways, key=len)), written
 
 
 def rate(load) -> int:
@@ -51,6 +83,54 @@ class Costs(unittest.TestCase):
         for data, parity, reads, writes in [(4, 1, 2, 2), (8, 2, 3, 3), (2, 1, 1, 2), (5, 0, 0, 1)]:
             load = geometry(data, parity).in_place(DRIVE, 4096, 1)
             self.assertEqual((load.reads, load.writes), (reads, writes), (data, parity))
+
+    def test_cases_are_counted_as_if_each_were_looked_at(self):
+        """The oracle picks blocks, and for each choice the cheapest way: nobody could for 56+8."""
+        uneven = Drive(1000, 800, 5e7, 4e7)
+        for data, parity in [(1, 1), (4, 0), (4, 1), (4, 2), (4, 3), (3, 4), (2, 8)]:
+            for out in range(parity + 1):
+                away = tuple(range(0, 2 * out, 2)) if 2 * out <= data + parity else range(out)
+                one = geometry(data, parity, away=away)
+                for together in range(1, data + 1):
+                    found = one.in_place(uneven, 4096, together)
+                    wanted = each(one, uneven, together)
+                    with self.subTest(f"{data}+{parity}, {away} away, {together} blocks"):
+                        self.assertAlmostEqual(found.reads, wanted.reads)
+                        self.assertAlmostEqual(found.writes, wanted.writes)
+                        for ours, its in zip(found.seconds, wanted.seconds, strict=True):
+                            self.assertAlmostEqual(ours, its)
+
+    def test_64_members_with_eight_of_parity(self):
+        began = time.monotonic()
+        wide, out = geometry(56, 8), geometry(56, 8, away=range(8))
+        load = wide.in_place(DRIVE, 4096, 1)
+        self.assertEqual((round(load.reads), round(load.writes)), (9, 9))
+        self.assertAlmostEqual(out.random_read(DRIVE).reads, (56 + 8 * 56) / 64)
+        geometry(56, 8, True, [0]).destaged(DRIVE, 4096, 0.1)
+        self.assertLess(time.monotonic() - began, 30)
+
+    def test_parity_that_has_no_sums_is_in_the_journal(self):
+        """Of 8 parities 6: a block of each beside that of the data, unless all of a row is stored.
+        Shares of a batch of 56 are too small to be divided."""
+        for parity, in_full in [(1, 0), (2, 0), (3, 1), (8, 6)]:
+            one, plain = geometry(4, parity, True), geometry(4, parity).in_place(DRIVE, 4096, 1)
+            self.assertEqual(one.parity_in_full, in_full)
+            more = one.destaged(DRIVE, 4096, 0).busiest_seconds - plain.busiest_seconds
+            self.assertAlmostEqual(more, in_full * one.journaled(DRIVE, 4096).busiest_seconds)
+        self.assertEqual(geometry(4, 8).parity_in_full, 0)
+        self.assertTrue(geometry(32, 8, True).divides_journal)
+        self.assertFalse(geometry(33, 8, True).divides_journal)
+
+    def test_no_figure_is_made_up_for_an_array_that_a_side_has_not(self):
+        for data, parity, md, ours in [
+            (4, 2, True, True), (4, 3, False, True), (56, 8, False, True), (57, 8, False, False),
+        ]:  # fmt: skip
+            study = Study.model_validate(FIO | {"array": {"data": data, "parity": parity}})
+            found = {one.side: one for one in predict(study, Server(DRIVE))}
+            self.assertEqual(found["mdraid"].per_second is not None, md)
+            self.assertEqual(found["ashlar"].per_second is not None, ours)
+        self.assertIn("64 drives at most", found["ashlar"].bottleneck)
+        self.assertIn("md has none of 8 parities", found["mdraid"].bottleneck)
 
     def test_rows_that_are_whole_read_nothing(self):
         load = geometry(4, 1).in_place(DRIVE, 4096, 4)
@@ -249,6 +329,32 @@ class Transactions(unittest.TestCase):
         self.assertAlmostEqual(read.limits["clients that wait"], 10 / (0.001 * read.reads))
         self.assertNotIn("clients that wait", found(study, Server(DRIVE), clients=1).limits)
 
+    def test_each_request_of_a_mix_waits_as_often_as_it_has_to(self):
+        """A read once, a write in place twice, and through a journal once; 2 loads of 32."""
+        late = Server(DRIVE, drive_latency_seconds=0.5)
+        policies = ("none", "journal")
+        sides = [{"kind": "ashlar", "policy": policy, "name": policy} for policy in policies]
+        study = Study.model_validate(FIO | {"side": sides})
+        for side, load, hops in [
+            ("none", "read", 1), ("none", "mix", 0.7 + 0.3 * 2), ("none", "write", 2),
+            ("journal", "read", 1), ("journal", "mix", 1), ("journal", "write", 1),
+            ("none", "stream", 1),
+        ]:  # fmt: skip
+            one = found(study, late, side=side, load=load, loads=2)
+            self.assertEqual(one.bottleneck, "requests under way")
+            self.assertAlmostEqual(one.per_second, 2 * 32 / (0.5 * hops), msg=f"{side}, {load}")
+
+    def test_writes_that_read_nothing_before(self):
+        """Whole stripes; a mirror; what has its parity away, in one of five stripes."""
+        stream = Pattern(name="s", rw="write", block=1 << 20)
+        self.assertEqual(forecast.hops(geometry(4, 1), stream), 1)
+        for one, hops in [
+            (geometry(4, 1), 2), (geometry(4, 2), 2), (geometry(1, 1), 1), (geometry(5, 0), 1),
+            (geometry(4, 1, away=[0]), 1.8), (geometry(4, 2, away=[0]), 2),
+            (geometry(4, 1, True), 1), (Geometry(4, 0, CHUNK, copies=2), 1),
+        ]:  # fmt: skip
+            self.assertAlmostEqual(forecast.write_hops(one), hops, msg=str(one))
+
     def test_as_a_run_measured_them(self):
         cell = Cell(0, 0, "ashlar", "healthy", "select-only", 10, 1, operations=100, array_reads=50,
                     array_writes=0, array_read_bytes=50 * 8192, array_write_bytes=0)  # fmt: skip
@@ -399,6 +505,41 @@ class Command(unittest.TestCase):
         with self.assertRaisesRegex(StudyError, "--drive-gbps-write"):
             plan.main(["fio-host", *self.DRIVES[:-2]])
 
+    def taken(self, study: str, *words: str) -> list[str]:
+        return json.loads(self.said(study, *self.DRIVES, *words, "--json"))["taken"]
+
+    def test_what_was_taken_from_where_is_told(self):
+        """Of results that have some of it, the rest is estimated, and that is no secret."""
+        with tempfile.TemporaryDirectory() as home:
+            cell = Cell(0, 0, "ashlar", "healthy", "select-only", 10, 1, operations=100,
+                        array_reads=50, array_writes=0, array_read_bytes=50 * 8192,
+                        array_write_bytes=0)  # fmt: skip
+            Results.open(Path(home)).add(cell)
+            only = ("--set", 'pgbench.scripts=["select-only"]', "--set", "pgbench.clients=[10, 32]")
+            words = (*only, "--from-results", home)
+            drive, measured, estimated = self.taken("postgres-host", *words)
+            self.assertIn("drive_iops_read, drive_iops_write, drive_gbps_read, drive_gbps_write "
+                          "from the command", drive)  # fmt: skip
+            self.assertIn(f"--from-results {home}: ashlar, select-only, 10 clients", measured)
+            self.assertIn("ESTIMATED", estimated)
+            self.assertIn("none of these: ashlar, select-only, 32 clients", estimated)
+            self.assertIn("It has: ashlar, select-only, 10 clients", estimated)
+            others = (*only[:2], "--set", "pgbench.clients=[7]", "--from-results", home)
+            _, estimated = self.taken("postgres-host", *others)
+            self.assertIn("ESTIMATED", estimated)
+            self.assertIn("ESTIMATED", self.said("postgres-host", *self.DRIVES, *others))
+            self.assertIn("fio are counted and not", self.taken("fio-host", *words[4:])[1])
+        self.assertEqual(len(self.taken("postgres-host")), 1)
+
+    def test_a_figure_of_a_drive_says_whence_it_is(self):
+        with mock.patch.object(plan, "from_raw", return_value=dict.fromkeys(plan.FIGURES, 7.0)):
+            said = self.said("fio-host", "--from-raw", "r.json", *self.DRIVES[:2], "--json")
+        said = json.loads(said)
+        drive = said["drive"]
+        self.assertEqual((drive["drive_iops_read"], drive["drive_gbps_read"]), (10_000, 7))
+        self.assertIn("drive_iops_write, drive_gbps_read, drive_gbps_write from --from-raw r.json; "
+                      "drive_iops_read from the command", said["taken"][0])  # fmt: skip
+
     def test_results_that_are_none_are_refused(self):
         with self.assertRaisesRegex(StudyError, "no finished cell"):
             plan.main(["fio-host", *self.DRIVES, "--from-results", "/nonexistent"])
@@ -426,6 +567,10 @@ class Command(unittest.TestCase):
                 status, said, levels = self.checked("--levels", wrong)
                 self.assertEqual((status, levels), (2, []), wrong)
                 self.assertIn("is not like 4+1,4+2", said)
+            self.assertEqual(self.checked("--levels", "56+8")[2], [(56, 8)])
+            status, said, levels = self.checked("--levels", "4+1,57+8")
+            self.assertEqual((status, levels), (2, []))
+            self.assertIn("57+8: an array has 64 drives at most", said)
 
     def test_check_says_of_what_its_figures_are(self):
         with mock.patch.dict(os.environ, {"ASHLAR": "/bin/true"}):

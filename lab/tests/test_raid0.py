@@ -234,7 +234,7 @@ class InAGuest(unittest.TestCase):
     def written(self, drives: list[Drive]) -> list[int]:
         names = [Path(drive.path).name for drive in drives]
         lines = self.where.place.check(
-            "; ".join(f"cat /sys/block/{name}/stat" for name in names)
+            "; ".join(f"cat /sys/class/block/{name}/stat" for name in names)
         ).splitlines()
         return [int(line.split()[6]) * 512 for line in lines]
 

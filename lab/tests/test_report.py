@@ -14,7 +14,7 @@ from pathlib import Path
 
 from lab import report
 from lab.loads import fio as loads
-from lab.report import cautions, sheets, tables
+from lab.report import cautions, memory, sheets, tables
 from lab.report.source import Source
 from lab.results import Results
 from lab.tests import synthetic
@@ -538,6 +538,65 @@ class Cautions(InADirectory):
         self.assertIn(uncounted, verdict(1, None))
         self.assertNotIn("THE ARRAY WAS NOT READ", verdict(1, None))
         self.assertRegex(verdict(0, None), f"^THE ARRAY WAS NOT READ.* mdraid, .*{uncounted}")
+
+    def changed_cells(self, change) -> Source:
+        path = self.home / "cells.jsonl"
+        cells = [json.loads(line) for line in path.read_text().splitlines()]
+        for cell in cells:
+            change(cell)
+        path.write_text("".join(json.dumps(cell) + "\n" for cell in cells))
+        return Source.read(self.home)
+
+    def test_reads_of_fio_that_memory_answered_are_no_share_of_drives(self):
+        """Of btrfs, whose arrays nobody counts: its drives saw a tenth of what fio read."""
+        synthetic.fio(self.home)
+        source = Source.read(self.home)
+        self.assertFalse(any(memory.answered(source, one) for one in source.summaries))
+
+        def change(cell):
+            if cell["side"] == "raid0" and "read" in cell["load"]:
+                cell["array_drive_read_bytes"] = cell["array_read_bytes"] // 10
+                cell["array_drive_reads"] = 1
+                cell["array_reads"] = cell["array_read_bytes"] = None
+
+        source = self.changed_cells(change)
+        for one in source.summaries:
+            by_memory = one.cell.side == "raid0" and "read" in one.cell.load
+            self.assertEqual(memory.answered(source, one), by_memory)
+            self.assertEqual(tables.efficiency(source, one) is None, by_memory)
+        table = next(t for t in tables.verdict(source) if t.title == "randread, 1 VM")
+        shown = {(row[0], row[1]): row[-1] for row in table.rows}
+        self.assertEqual(shown["healthy", "raid0"], "memory")
+        self.assertIn(" %", shown["healthy", "ashlar"])
+        self.assertIn("MEMORY ANSWERED READS", table.warning)
+        self.assertIn("raid0, healthy (90 %)", table.warning)
+        self.assertNotIn("ashlar", table.warning)
+        said = " ".join(self.red(source))
+        self.assertIn("READS WERE ANSWERED BY MEMORY", said)
+        self.assertIn("randread, 1 VM, degraded: raid0 90 %", said)
+        writes = next(t for t in tables.verdict(source) if t.title.startswith("randwrite"))
+        self.assertEqual(writes.warning, "")
+        sheets.write(source, self.home)
+        rows = [row for row in rows_of(self.home / "summary.csv") if row["side"] == "raid0"]
+        shares = {row["load"]: row["answered_by_memory"][:3] for row in rows}
+        self.assertEqual(shares, {"randread": "0.9", "randwrite": "", "seqread": "0.9"})
+
+    def test_more_than_the_drives_do_is_red_where_nobody_counted_reads(self):
+        """As in a run that is older than drives are counted: btrfs did 453 % of them."""
+        synthetic.fio(self.home)
+
+        def uncounted(cell):
+            if cell["side"] == "raid0":
+                cell["array_reads"] = cell["array_read_bytes"] = None
+
+        self.changed_cells(uncounted)
+        self.assertNotIn("NOBODY COUNTED", " ".join(self.red(Source.read(self.home))))
+        source = self.change("raw.json", lambda raw: raw["randread"].update(iops=10_000))
+        said = " ".join(self.red(source))
+        self.assertRegex(said, r"randread, 1 VM, healthy: raid0 did 4\d\d% of .* NOBODY COUNTED")
+        self.assertNotIn("ashlar did", said)
+        self.assertNotIn("raid0 did", self.other(source))
+        self.assertIn("randread, 1 VM, healthy: ashlar did", self.other(source))
 
     def test_what_only_waits_in_a_journal_is_red(self):
         self.known()

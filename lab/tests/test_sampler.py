@@ -58,6 +58,17 @@ class Seconds(unittest.TestCase):
         self.assertEqual([row["array_pending_bytes"] for row in rows], [100, 200, -100, 0])
         self.assertEqual(sampler.totals(samples, 1.0, 3.0)["pending_bytes"], 100)
 
+    def test_of_who_counts_drives_only_that_is_known(self):
+        samples = [
+            Sample(at, "healthy", Counters(None, None, None, None, 0, at, 4096 * at), 0.0, None)
+            for at in range(4)
+        ]
+        found = sampler.totals(samples, 1.0, 3.0)
+        self.assertIsNone(found["read_bytes"])
+        self.assertEqual((found["drive_reads"], found["drive_read_bytes"]), (2, 8192))
+        rows = sampler.rows(samples, summary([Measured(0.0, 3.0, {}, {})]))
+        self.assertEqual([row["array_drive_read_bytes"] for row in rows], [4096] * 3)
+
     def test_nothing_is_known_where_nobody_counts(self):
         samples = [Sample(at, "healthy", None, 0.0, 1.0 * at) for at in range(4)]
         found = sampler.totals(samples, 1.0, 3.0)

@@ -266,6 +266,18 @@ class EveryArray(unittest.TestCase):
         self.assertNotIn("/w/btrfs/fs0", told)
         self.assertEqual(side.out, [set(), {1}])
 
+    def test_a_file_system_tells_what_it_read_of_all_its_drives(self):
+        """Also of one that was replaced: else a total would shrink."""
+        line = "10 0 80 0 5 0 40 0 0 0 0\n"
+        for kind in ("btrfs", "zfs"):
+            side = self.side(kind, cat=line * 3)
+            self.assertIsNone(side.counters())
+            side.blocks.devices = {"d0": "/dev/loop0", "d1": "/dev/loop1", "d4": "/dev/sda1"}
+            counted = side.counters()
+            self.assertEqual((counted.reads, counted.write_bytes), (None, None))
+            self.assertEqual((counted.drive_reads, counted.drive_read_bytes), (30, 3 * 80 * 512))
+            self.assertIn("/sys/class/block/sda1/stat", "\n".join(side.place.commands))
+
     def test_states_are_of_each(self):
         side = self.side("mdraid", md100="clean\n0\nidle\nnone\n", md101="clean\n1\nidle\nnone\n")
         side.arrays = ["md100", "md101"]

@@ -316,13 +316,30 @@ class Studies(unittest.TestCase):
         self.assertIsNone(blocks.too_many_loads(made))
         self.assertIn("6 loads have 5", blocks.too_many_loads(few))
 
+    def missing(self, kind: str, *changes: str) -> str | None:
+        made = self.load(GOOD.replace('"ashlar"', f'"{kind}"'), changes=changes)
+        with mock.patch.dict(os.environ, {"ASHLAR": "/bin/true"}):
+            here = Host(Ledger(Path("/nonexistent")))
+            return sides.make(made.side[0], made, here, Path("/nonexistent")).missing()
+
     def test_limits_of_ashlar_are_told_before(self):
-        for change, said in [("array.data=300", "64 drives"), ("array.chunk=2M", "16K to 1M")]:
-            made = self.load(GOOD, changes=(change,))
-            with mock.patch.dict(os.environ, {"ASHLAR": "/bin/true"}):
-                host = Host(Ledger(Path("/nonexistent")))
-                side = sides.make(made.side[0], made, host, Path("/nonexistent"))
-                self.assertIn(said, side.missing())
+        for changes, said in [
+            (("array.data=300",), "64 drives"), (("array.chunk=2M",), "16K to 1M"),
+            (("array.data=57", "array.parity=8"), "64 drives"),
+        ]:  # fmt: skip
+            self.assertIn(said, self.missing("ashlar", *changes))
+        self.assertNotIn("drives", self.missing("ashlar", "array.data=56", "array.parity=8") or "")
+
+    def test_a_side_says_how_many_parities_it_has(self):
+        for kind, most in [("mdraid", 2), ("btrfs", 2), ("zfs", 3)]:
+            for parity in range(1, 9):
+                said = self.missing(kind, f"array.parity={parity}") or ""
+                refused = f"{parity} parities, but of {most} at most: leave it out" in said
+                self.assertEqual(refused, parity > most, (kind, parity, said))
+        made = study.Array(data=10, parity=8)
+        self.assertEqual((ashlar.level(made), made.members, made.losses), ("10+8", 18, 8))
+        refused = self.refusal(GOOD, ("array.parity=9",))
+        self.assertIn("`array.parity`: is 9: say 8 or less", refused)
 
     def test_disks_that_would_be_of_nothing_are_refused(self):
         made = self.load(FIO.replace("PATTERNS", '{name = "a", rw = "read"}'))
