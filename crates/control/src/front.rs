@@ -194,21 +194,26 @@ impl Front {
         }
     }
 
-    /// Where initiators find it; `name`: of the export.
+    /// Where initiators find it, for people; `name`: of the export.
     pub fn place(&self, name: &str) -> String {
+        self.places(name).join(" ")
+    }
+
+    /// The same: each place on its own.
+    pub fn places(&self, name: &str) -> Vec<String> {
         match self {
-            Front::VhostUserBlk { socket, .. } => socket.display().to_string(),
+            Front::VhostUserBlk { socket, .. } => vec![socket.display().to_string()],
             Front::NvmeTcp { listen, nqn, nsid, .. } => {
-                format!("nvme-tcp://{listen}/{nqn}?nsid={nsid}")
+                vec![format!("nvme-tcp://{listen}/{nqn}?nsid={nsid}")]
             }
             Front::Nbd { socket, listen, .. } => {
                 let socket = socket.as_ref().map(|its| its.display());
                 let unix = socket.map(|its| format!("nbd+unix:///{name}?socket={its}"));
                 let tcp = listen.map(|its| format!("nbd://{its}/{name}"));
-                unix.into_iter().chain(tcp).collect::<Vec<_>>().join(" ")
+                unix.into_iter().chain(tcp).collect()
             }
-            Front::Fuse { file } => file.display().to_string(),
-            Front::Ublk { device, .. } => ublk::path(*device).display().to_string(),
+            Front::Fuse { file } => vec![file.display().to_string()],
+            Front::Ublk { device, .. } => vec![ublk::path(*device).display().to_string()],
         }
     }
 
@@ -262,9 +267,7 @@ impl Front {
     /// As NVMe hosts find it.
     pub fn nvme(&self) -> Option<NvmeNamespace> {
         let Front::NvmeTcp { listen, nqn, nsid, hosts, secrets, .. } = self else { return None };
-        // Who listens everywhere is reached at any address of this host.
-        let is_any = listen.ip().is_unspecified();
-        let address = if is_any { "ADDRESS".to_owned() } else { listen.ip().to_string() };
+        let address = reached_at(*listen);
         Some(NvmeNamespace {
             nqn: nqn.clone(),
             nsid: *nsid,
@@ -310,7 +313,7 @@ impl Front {
                         format!("server.type=unix,server.path={}", in_option(socket))
                     }
                     (None, Some(its)) => {
-                        let (host, port) = (its.ip(), its.port());
+                        let (host, port) = (reached_at(*its), its.port());
                         format!("server.type=inet,server.host={host},server.port={port}")
                     }
                     (None, None) => return None,
@@ -326,26 +329,66 @@ impl Front {
     }
 
     /// What libvirt's description of a guest needs to have the volume (formatdomain, "Hard drives,
-    /// floppy disks, CDROMs", type `vhostuser`, since libvirt 7.1; "Memory backing").
-    pub fn libvirt(&self) -> Option<String> {
-        let Front::VhostUserBlk { socket, queues, .. } = self else { return None };
-        Some(format!(
-            "<memoryBacking>\n  \
-               <source type='memfd'/>\n  \
-               <access mode='shared'/>\n\
-             </memoryBacking>\n\
-             <devices>\n  \
-               <disk type='vhostuser' device='disk'>\n    \
-                 <driver name='qemu' type='raw' queues='{queues}'/>\n    \
-                 <source type='unix' path='{}'>\n      \
-                   <reconnect enabled='yes' timeout='1'/>\n    \
-                 </source>\n    \
-                 <target dev='vda' bus='virtio'/>\n  \
-               </disk>\n\
-             </devices>",
-            in_xml(&socket.display().to_string())
-        ))
+    /// floppy disks, CDROMs", types `vhostuser`, since libvirt 7.1, and `network`; "Memory
+    /// backing"). `name`: of the export.
+    pub fn libvirt(&self, name: &str) -> Option<String> {
+        match self {
+            Front::VhostUserBlk { socket, queues, .. } => {
+                Some(vhost_in_libvirt(&socket.display().to_string(), *queues))
+            }
+            Front::Nbd { socket: Some(socket), .. } => {
+                let socket = in_xml(&socket.display().to_string());
+                Some(nbd_in_libvirt(name, &format!("transport='unix' socket='{socket}'")))
+            }
+            Front::Nbd { listen: Some(listen), .. } => {
+                let (host, port) = (reached_at(*listen), listen.port());
+                Some(nbd_in_libvirt(name, &format!("name='{host}' port='{port}'")))
+            }
+            // A guest has a better way.
+            Front::Nbd { .. } | Front::NvmeTcp { .. } | Front::Fuse { .. } | Front::Ublk { .. } => {
+                None
+            }
+        }
     }
+}
+
+/// Who listens everywhere is reached at any address of this host.
+fn reached_at(listen: SocketAddr) -> String {
+    if listen.ip().is_unspecified() { "ADDRESS".to_owned() } else { listen.ip().to_string() }
+}
+
+fn nbd_in_libvirt(name: &str, host: &str) -> String {
+    format!(
+        "<devices>\n  \
+           <disk type='network' device='disk'>\n    \
+             <driver name='qemu' type='raw' discard='unmap'/>\n    \
+             <source protocol='nbd' name='{name}'>\n      \
+               <host {host}/>\n      \
+               <reconnect delay='60'/>\n    \
+             </source>\n    \
+             <target dev='vda' bus='virtio'/>\n  \
+           </disk>\n\
+         </devices>"
+    )
+}
+
+fn vhost_in_libvirt(socket: &str, queues: u16) -> String {
+    format!(
+        "<memoryBacking>\n  \
+           <source type='memfd'/>\n  \
+           <access mode='shared'/>\n\
+         </memoryBacking>\n\
+         <devices>\n  \
+           <disk type='vhostuser' device='disk'>\n    \
+             <driver name='qemu' type='raw' queues='{queues}'/>\n    \
+             <source type='unix' path='{}'>\n      \
+               <reconnect enabled='yes' timeout='1'/>\n    \
+             </source>\n    \
+             <target dev='vda' bus='virtio'/>\n  \
+           </disk>\n\
+         </devices>",
+        in_xml(socket)
+    )
 }
 
 /// What an export is called in QEMU: as everywhere, unless that does not begin with a letter, or is
@@ -497,10 +540,18 @@ mod tests {
     }
 
     #[test]
+    fn who_listens_everywhere_is_reached_at_an_address() {
+        let listen = Some("0.0.0.0:10809".parse().unwrap());
+        let front = Front::Nbd { socket: None, listen, access: SocketAccess::default() };
+        assert!(front.qemu("e").unwrap().contains("server.host=ADDRESS,server.port=10809"));
+        assert!(front.libvirt("e").unwrap().contains("<host name='ADDRESS' port='10809'/>"));
+    }
+
+    #[test]
     fn odd_paths_are_written_as_qemu_and_libvirt_read_them() {
         let (socket, access) = ("/run/a,b&'c<.sock".into(), SocketAccess::default());
         let front = Front::VhostUserBlk { socket, queues: 2, access };
         assert!(front.qemu("pg").unwrap().contains("path=/run/a,,b&'c<.sock,reconnect=1"));
-        assert!(front.libvirt().unwrap().contains("path='/run/a,b&amp;&apos;c&lt;.sock'>"));
+        assert!(front.libvirt("e").unwrap().contains("path='/run/a,b&amp;&apos;c&lt;.sock'>"));
     }
 }

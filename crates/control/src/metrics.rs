@@ -225,6 +225,10 @@ impl Page<'_> {
         let counted = status.exports.iter().filter(|its| its.traffic.is_some());
         let errors = counted.map(|its| (vec![("export", its.name.as_str())], its.counters.errors));
         self.counter("export_errors", "Requests that were answered with an error", errors)?;
+        let counted = status.exports.iter().filter(|its| its.traffic.is_some());
+        let limited =
+            counted.map(|its| (vec![("export", its.name.as_str())], its.counters.limited));
+        self.counter("export_limited", "Requests that had to wait because of a limit", limited)?;
         let states = status.exports.iter().flat_map(|its| {
             EXPORT_STATES.map(|state| {
                 let labels = vec![("export", its.name.as_str()), ("state", state.name())];
@@ -409,11 +413,16 @@ mod tests {
             limits: Default::default(),
             queues_active: 1,
             parts: Vec::new(),
-            counters: crate::api::export::ExportCounters { errors: 5, ..Default::default() },
+            counters: crate::api::export::ExportCounters {
+                errors: 5,
+                limited: 7,
+                ..Default::default()
+            },
             traffic: Some(traffic.clone()),
             way: None,
             qemu: None,
             libvirt: None,
+            places: Vec::new(),
             nvme: None,
         };
         let counters = CoreCounters { busy_ns: 2_500_000_000, turns: 7, ..CoreCounters::default() };
@@ -462,6 +471,7 @@ mod tests {
         has(&format!("ashlar_export_request_bytes_total{{{labels}}} 24576"));
         has(r#"ashlar_export_requests_under_way{export="pg"} 4"#);
         has(r#"ashlar_export_errors_total{export="pg"} 5"#);
+        has(r#"ashlar_export_limited_total{export="pg"} 7"#);
         has(r#"ashlar_reactor_busy_seconds_total{cpu="3"} 2.5"#);
         has(r#"ashlar_reactor_turns_total{cpu="3"} 7"#);
         has(r#"ashlar_reactor_request_bytes_total{cpu="3",kind="read"} 24576"#);

@@ -50,8 +50,12 @@ fn a_network_block_device_is_where_the_export_says() {
         (export["kind"].as_str(), export["state"].as_str()),
         (Some("nbd"), Some("listening"))
     );
-    let places: Vec<&str> = export["place"].as_str().unwrap().split(' ').collect();
+    let places = export["places"].as_array().unwrap().iter();
+    let places: Vec<&str> = places.map(|place| place.as_str().unwrap()).collect();
     assert_eq!(places.len(), 2, "{places:?}");
+    assert_eq!(export["place"], places.join(" "));
+    let libvirt = daemon.ok("export show n --libvirt");
+    assert!(libvirt.contains("protocol='nbd' name='n'"), "{libvirt}");
     for place in &places {
         assert_eq!(tool("nbdinfo", &["--size", place]), BYTES.to_string());
     }

@@ -333,6 +333,16 @@ fn what_drives_still_carry_is_told() {
     assert!(daemon.ok("array start --scan").contains("array a started"));
     // Of those that are here nothing is to be said.
     assert!(!daemon.ok("array delete a").contains("note"));
+    // Two of one name, as of another host.
+    daemon.ok("array create a --level 1 --drives d0,d1");
+    daemon.ok("array stop a");
+    ["d0", "d1"].iter().for_each(|name| drop(daemon.ok(&format!("drive detach {name}"))));
+    daemon.ok("array delete a --force");
+    daemon.attach_new("d2");
+    daemon.ok("array create a --level 0 --drives d2");
+    ["d0", "d1"].iter().for_each(|name| drop(daemon.ok(&format!("drive attach @/{name}.img"))));
+    let said = daemon.ok("array start --scan");
+    assert!(said.contains("is called a on its drives"), "{said}");
 }
 
 #[test]
@@ -422,6 +432,8 @@ fn exports_are_made_and_withdrawn() {
     // Stopping the array takes its exports along, starting it brings them back.
     daemon.ok("array stop a");
     assert_eq!(daemon.json("export show e")["state"], "down");
+    let stopped = daemon.refused("volume show v");
+    assert!(stopped.contains("on array a, which does not run"), "{stopped}");
     daemon.ok("array start a");
     assert_eq!(daemon.json("export show e")["state"], "listening");
     daemon.ok("export delete e");
@@ -445,8 +457,8 @@ fn a_guest_keeps_its_disk() {
     daemon.ok("array start a");
     let _guest = UnixStream::connect(daemon.path("export/e.sock")).unwrap();
     daemon.wait_for("export show e", |export| export["state"] == "connected");
-    daemon.ok("export delete e --force");
-    daemon.ok("array delete a --force");
+    let said = daemon.ok("array delete a --force");
+    assert!(said.contains("export e was deleted with it"), "{said}");
 }
 
 #[test]

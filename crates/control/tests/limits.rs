@@ -61,5 +61,6 @@ fn limits_that_make_no_sense_are_refused() {
         daemon.misused(&format!("export set e {mistake}"));
     }
     assert!(daemon.refused("export set e --burst 2h").contains("3600"));
+    assert!(daemon.refused("export set e --write-bandwidth 4095").contains("at least 4K"));
     assert!(daemon.refused("export set nobody --read-iops 5").contains("export list"));
 }

@@ -39,7 +39,8 @@ fn spares_are_kept_until_they_are_let_go() {
     assert!(daemon.ok("status").contains("s1     a"));
     daemon.ok("spare remove s0");
     assert_eq!(daemon.json("drive show s0")["state"], "free");
-    daemon.ok("drive detach s2");
+    let said = daemon.ok("drive detach s2");
+    assert!(said.contains("it is no spare"), "{said}");
     assert_eq!(spares(&daemon), all[1..2]);
     // What it was kept for is gone.
     daemon.ok("array delete a");

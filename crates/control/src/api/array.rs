@@ -465,6 +465,8 @@ pub struct ArrayGrown {
 pub struct ScanResult {
     pub started: Vec<Array>,
     pub failed: Vec<ScanFailure>,
+    #[serde(default)]
+    pub notes: Vec<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]

@@ -270,8 +270,11 @@ pub struct Export {
     pub volume: String,
     pub array: String,
     pub kind: ExportKind,
-    /// Where initiators find it.
+    /// Where initiators find it: all places in one line, for people.
     pub place: String,
+    /// Each of them. (An export by NBD may have two.)
+    #[serde(default)]
+    pub places: Vec<String>,
     /// The same, of one that has a Unix socket.
     #[schema(value_type = Option<String>)]
     pub socket: Option<PathBuf>,

@@ -345,7 +345,7 @@ fn show_scan(result: &ScanResult, output: Output) -> Answer<ExitCode> {
         if lines.is_empty() && result.failed.is_empty() {
             return "no array to start on the attached drives".to_owned();
         }
-        lines.join("\n")
+        with_notes(&lines.join("\n"), &result.notes)
     });
     for failure in &result.failed {
         complain(output, &failure.error, failure.fix.as_deref());

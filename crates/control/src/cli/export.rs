@@ -298,8 +298,13 @@ pub async fn run(command: Command, client: &Client, output: Output) -> Answer<()
             let export: Export = client.get(&path_of("exports", &name)).await?;
             if qemu || libvirt {
                 let only = if qemu { export.qemu } else { export.libvirt };
-                let none =
-                    || Refusal::invalid(format!("{name} is no export for a virtual machine"));
+                let none = || {
+                    let text = format!(
+                        "{name} is an export by {}, not for a virtual machine",
+                        export.kind.name()
+                    );
+                    Refusal::invalid(text).fix("those by vhost-user-blk and by nbd are")
+                };
                 return say(&only.ok_or_else(none)?);
             }
             show(output, &export, details)

@@ -20,7 +20,15 @@ pub async fn run(
     output: Output,
 ) -> Answer<ExitCode> {
     let path = format!("{}/scrub", path_of("arrays", name));
-    let array: Array = client.post(&path, &request).await?;
+    // One that runs already, and does the same, is waited for.
+    let array = match wait && !request.stop {
+        true => running_alike(name, &request, client).await?,
+        false => None,
+    };
+    let array = match array {
+        Some(array) => array,
+        None => client.post(&path, &request).await?,
+    };
     if !wait {
         let what = if request.stop { "ends" } else { "runs" };
         show(output, &array, |_| format!("the scrub of array {name} {what}"))?;
@@ -35,6 +43,13 @@ pub async fn run(
     })?;
     let is_clean = array.scrub.as_ref().is_some_and(is_clean);
     Ok(if is_clean { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+async fn running_alike(name: &str, request: &ArrayScrub, client: &Client) -> Answer<Option<Array>> {
+    let array: Array = client.get(&path_of("arrays", name)).await?;
+    let is_alike = |its: &Scrub| its.state == ScrubState::Running && its.repair == request.repair;
+    let runs = array.scrub.as_ref().is_some_and(is_alike);
+    Ok(runs.then_some(array))
 }
 
 /// It came to its end, and all that was wrong is mended.
@@ -164,6 +179,13 @@ fn advice(scrub: &Scrub, name: &str) -> Vec<String> {
         };
         lines.push(advice.to_owned());
     }
+    if scrub.undecided_stripes > 0 && !scrub.repair {
+        lines.push(format!(
+            "nothing tells there which drive is wrong (arrays made with --integrity can): look at \
+             what stands there, restore it from a copy if it is wrong, and then have parity or \
+             copies made to agree, by `ashlar array scrub {name} --repair`"
+        ));
+    }
     if is_left {
         lines.push(format!(
             "the drives that are named may have more of it: replace them (`ashlar array replace \
@@ -223,5 +245,9 @@ mod tests {
         let more = Scrub { damaged_stripes: many.damaged_stripes + 1, ..many };
         assert!(more_text(&more).is_some_and(|said| said.contains("16 places")));
         assert_eq!(advice(&Scrub::clean(), "a"), Vec::<String>::new());
+        let undecided = Scrub { undecided_stripes: 1, ..Scrub::clean() };
+        assert!(advice(&undecided, "a").join("").contains("array scrub a --repair"));
+        let agreeing = Scrub { repair: true, ..undecided };
+        assert_eq!(advice(&agreeing, "a"), Vec::<String>::new());
     }
 }

@@ -415,6 +415,9 @@ impl Host {
             found.keys().map(|uuid| (*uuid, self.coming_of(*uuid))).collect();
         for (uuid, stored_name) in found {
             let name = self.name_for_found(uuid, stored_name.as_deref());
+            if let Some(stored) = stored_name.filter(|stored| *stored != name) {
+                result.notes.push(format!("array {name} is called {stored} on its drives"));
+            }
             match self.assemble(uuid, &name, force).await {
                 Ok(()) => {
                     self.start_exports_of(uuid).await;

@@ -334,6 +334,7 @@ impl Host {
     }
 
     async fn forget_drive(&self, name: &str) -> Answer<Done> {
+        let spare = self.look(|state| state.catalog.spares.get(name).cloned());
         self.record(|catalog| {
             catalog.drives.remove(name);
             catalog.spares.remove(name);
@@ -351,7 +352,11 @@ impl Host {
             Some(Medium::Memory { home: None, .. }) | None => {}
         }
         tracing::info!(drive = name, "drive detached");
-        Ok(Done::default())
+        let was_spare = spare.map(|its| match its.array {
+            Some(array) => format!("it is no spare of array {} any more", self.array_name(array)),
+            None => "it is no spare any more".to_owned(),
+        });
+        Ok(Done { notes: was_spare.into_iter().collect() })
     }
 
     /// Looks at a drive anew: what it carries has changed, or is about to be decided on.

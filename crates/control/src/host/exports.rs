@@ -27,11 +27,14 @@ use crate::name::check_name;
 use crate::placement;
 use crate::refusal::{Answer, Refusal};
 use crate::served::{Label, Served, beside, forget, is_standing, user};
+use crate::size::Size;
 use crate::snapshot::atomic_bytes;
 use crate::socket;
 
 /// Bytes of a virtio block device's serial number.
 const SERIAL_BYTES: usize = 20;
+/// Least that a limit lets pass in a second: a block.
+const BANDWIDTH_MIN: u64 = 4096;
 
 impl Host {
     pub async fn create_export(&self, mut request: ExportCreate) -> Answer<Export> {
@@ -601,6 +604,7 @@ impl Host {
         let mut notes = Vec::new();
         for (name, known) in self.exports_of(array) {
             notes.extend(self.erase_export(&name, known).await?);
+            notes.push(format!("export {name} was deleted with it"));
         }
         Ok(notes)
     }
@@ -650,7 +654,11 @@ impl Host {
 fn user_words(kind: ExportKind) -> (&'static str, &'static str) {
     match kind {
         ExportKind::VhostUserBlk => ("a guest", "shut the guest down"),
-        ExportKind::NvmeTcp => ("a host", "disconnect the host (`nvme disconnect` there)"),
+        // Of a subsystem: which of its namespaces a host uses, nobody here knows.
+        ExportKind::NvmeTcp => (
+            "a host that is connected to its subsystem",
+            "disconnect the host (`nvme disconnect` there)",
+        ),
         ExportKind::Nbd => ("a client", "disconnect the client"),
         ExportKind::Fuse => ("a program that has its file open", "end that program"),
         ExportKind::Ublk => ("a program that has its device open", "end that program"),
@@ -676,6 +684,12 @@ pub(super) fn unknown(name: &str) -> Refusal {
 /// What `is` becomes by `change`.
 fn limits(is: ExportLimits, change: LimitsChange) -> Answer<ExportLimits> {
     let limits = is.changed(change);
+    let bytes = [limits.read_bytes_per_second, limits.write_bytes_per_second];
+    if let Some(few) = bytes.into_iter().flatten().find(|its| *its < BANDWIDTH_MIN) {
+        let text = format!("at {few} bytes a second a single block would take more than a second");
+        return Err(Refusal::invalid(text)
+            .fix(format!("use at least {}, or none for no limit", Size(BANDWIDTH_MIN))));
+    }
     if Duration::from_secs(limits.burst_s.into()) > BURST_MAX {
         let text = format!("unused allowance cannot be saved up for {} seconds", limits.burst_s);
         return Err(Refusal::invalid(text).fix(format!("use 0 to {}", BURST_MAX.as_secs())));

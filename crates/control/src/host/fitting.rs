@@ -14,6 +14,13 @@ impl Host {
         refused(array, drive, &self.attached(drive)?).map_or(Ok(()), Err)
     }
 
+    /// The same of drives that shall be members beside those that are there.
+    pub(super) fn check_added(&self, array: &ArraySnapshot, drives: &[String]) -> Answer<()> {
+        drives
+            .iter()
+            .try_for_each(|drive| misfit(array, drive, &self.attached(drive)?).map_or(Ok(()), Err))
+    }
+
     /// Why a spare could never take over: in the array that it is kept for, or in any. `None`: it
     /// could, or not all is known: an array that does not run does not say what it needs.
     pub(super) fn unfit(
@@ -43,6 +50,11 @@ fn refused(array: &ArraySnapshot, name: &str, drive: &Attached) -> Option<Refusa
         let fix = "make a new array, and copy what can still be read";
         return Some(Refusal::conflict(text).fix(fix));
     }
+    misfit(array, name, drive)
+}
+
+/// The same, whether anything can be rebuilt or not.
+fn misfit(array: &ArraySnapshot, name: &str, drive: &Attached) -> Option<Refusal> {
     let (bytes, sector_bytes, needs) = (drive.bytes(), drive.sector_bytes(), &array.needs);
     let refusal = match needs.layout_on(bytes, sector_bytes).err()? {
         Unfit::TooSmall => translate::too_small(&array.name, name, bytes, needs.data_bytes),

@@ -42,6 +42,7 @@ impl Host {
                 .fix("detach and attach it again (that empties it)"));
             }
         }
+        self.check_added(&self.snapshot(running).await?, &request.add)?;
         let blank = self.blank_drives(&request.add);
         let name = self.array_name(running.uuid);
         let seeds = self.seeds(&request.add).await?;

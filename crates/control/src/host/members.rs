@@ -223,6 +223,10 @@ impl Host {
                         taken.push(index);
                         continue;
                     }
+                    Ok(None) if member.is_needed => notes.push(format!(
+                        "member {index} has no drive, and what it had no other member has: attach \
+                         it again"
+                    )),
                     Ok(None) => notes.push(format!(
                         "member {index} has no drive: attach it again, or use `ashlar array \
                          replace {name} --member {index} --new DRIVE`"

@@ -333,10 +333,11 @@ impl Host {
         let array = self.array_name(known.array);
         let mut export = Export {
             qemu: known.front.qemu(name),
-            libvirt: known.front.libvirt(),
+            libvirt: known.front.libvirt(name),
             nvme: known.front.nvme(),
             kind: known.front.kind(),
             place: known.front.place(name),
+            places: known.front.places(name),
             socket: known.front.socket().map(Path::to_owned),
             socket_access: known.front.access().map(SocketAccess::in_full),
             queues: known.front.queues(),

@@ -263,6 +263,10 @@ pub fn change(name: &str, command: &str, error: &ChangeError) -> Refusal {
                  last one"
             ))
         }
+        ChangeError::Busy(_) if command == "scrub" => Refusal::conflict(text).fix(format!(
+            "`ashlar array show {name}` says how far it is; `ashlar array scrub {name} --stop` \
+             ends a scrub"
+        )),
         ChangeError::Busy(_) => Refusal::conflict(text).fix("wait until it is done"),
         ChangeError::Array(error) => array(text, *error),
     }

@@ -79,9 +79,27 @@ impl Host {
                 ))
                 .fix(format!("say {one}/{name} or {other}/{name}")))
             }
-            (None, _) => Err(Refusal::unknown(format!("there is no volume {name}"))
-                .fix("`ashlar volume list` shows all volumes of running arrays")),
+            (None, _) => Err(self.no_volume(name)),
         }
+    }
+
+    /// Of arrays that do not run nobody knows the volumes, but for those that are exported.
+    fn no_volume(&self, name: &str) -> Refusal {
+        let exported = self.look(|state| {
+            let mut exports = state.catalog.exports.values();
+            let its =
+                exports.find(|its| its.volume == name && !state.arrays.contains_key(&its.array));
+            its.map(|its| its.array)
+        });
+        if let Some(array) = exported {
+            let array = self.array_name(array);
+            return Refusal::conflict(format!(
+                "volume {name} is on array {array}, which does not run"
+            ))
+            .fix(format!("`ashlar array start {array}`"));
+        }
+        Refusal::unknown(format!("there is no volume {name}"))
+            .fix("`ashlar volume list` shows all volumes of running arrays")
     }
 
     pub async fn create_volume(&self, request: VolumeCreate) -> Answer<Volume> {
