@@ -136,6 +136,26 @@ fn a_connection_that_is_lost_for_moments_costs_nothing() {
     daemon.is_whole();
 }
 
+/// It was deleted and made anew, say.
+#[test]
+fn another_namespace_in_its_place_is_told_from_one_that_is_away() {
+    let model = target(false);
+    let daemon = mirror(&model);
+    model.faults().nguid = [8; 16];
+    model.cut();
+    daemon.wait_for("drive show far", |drive| drive["path"]["state"] == "another");
+    daemon.wait_for("array show a", |array| array["state"] == "degraded");
+    let said = daemon.ok("status");
+    assert!(said.contains("another namespace answers at the address of drive far"), "{said}");
+    assert!(said.contains("drive far is another now; `ashlar array replace a"), "{said}");
+    daemon.ok("drive detach far --force");
+    let attach = format!("drive attach {} --name new", address(&model));
+    // The model has the bytes of the one before.
+    daemon.ok(&attach);
+    daemon.ok("array replace a --member 1 --new new --force --wait");
+    daemon.is_whole();
+}
+
 /// With a volatile cache nobody knows what it has lost; without one it is away for too long.
 #[test]
 fn a_drive_that_was_gone_is_taken_back_and_caught_up() {

@@ -280,8 +280,10 @@ pub enum PathState {
     Connected,
     /// Some or all connections are being made, or made anew; what is asked waits.
     Connecting,
-    /// It was away for too long, or is another by now: it is used no longer, and looked for.
+    /// It was away for too long: it is used no longer, and looked for.
     Lost,
+    /// The same, and another namespace answers at its address.
+    Another,
 }
 
 /// How a drive of another host is reached.

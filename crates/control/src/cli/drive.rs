@@ -368,6 +368,7 @@ fn path(its: &RemotePath) -> Vec<String> {
         PathState::Connected => "connected",
         PathState::Connecting => "connecting",
         PathState::Lost => "lost",
+        PathState::Another => "lost: another namespace is there now",
     };
     let digests = match (its.header_digest, its.data_digest) {
         (false, false) => "none",

@@ -80,6 +80,10 @@ fn note_problems_of_drive(drive: &Drive, array: Option<&Array>, problems: &mut V
         (DriveState::Missing, _) => problems.push(format!("drive {name} is missing: {error}")),
         // What to do is told below.
         (_, Some(DriveHealth::Failed)) if error.contains("was cut short") => {}
+        (_, Some(DriveHealth::Failed)) if is_another(drive) => problems.push(format!(
+            "another namespace answers at the address of drive {name}: `ashlar drive detach {name} \
+             --force`, and attach that anew if it is meant"
+        )),
         (_, Some(DriveHealth::Failed)) if is_lost(drive) => {
             let path = drive.path.as_ref().and_then(|path| path.error.as_deref());
             let why = path.map_or(String::new(), |error| format!(" ({error})"));
@@ -198,7 +202,12 @@ fn is_deleted(drive: &Drive, kept: Option<&Array>) -> String {
 
 /// It is another host's, and the way there ended.
 fn is_lost(drive: &Drive) -> bool {
-    drive.path.as_ref().is_some_and(|path| path.state == PathState::Lost)
+    let path = drive.path.as_ref();
+    path.is_some_and(|path| matches!(path.state, PathState::Lost | PathState::Another))
+}
+
+fn is_another(drive: &Drive) -> bool {
+    drive.path.as_ref().is_some_and(|path| path.state == PathState::Another)
 }
 
 /// Since its array was started.
@@ -269,6 +278,8 @@ enum Whereabouts {
     Away,
     /// It is another host's: it is looked for all the time.
     Unreached,
+    /// The same, and another namespace is where it was.
+    Another,
     /// It is attached, and its array has given it up.
     Failed,
     /// It is attached, and its array does not use it: why is told of the drive.
@@ -283,6 +294,7 @@ fn whereabouts(member: &Member, drives: &[Drive]) -> (Whereabouts, String) {
     };
     if let Some(drive) = drives.iter().filter(attached).find(is_its) {
         let found = match (is_lost(drive), &member.drive) {
+            (true, _) if is_another(drive) => Whereabouts::Another,
             (true, _) => Whereabouts::Unreached,
             (false, Some(_)) => Whereabouts::Failed,
             (false, None) => Whereabouts::Unused,
@@ -338,6 +350,7 @@ fn lacks(array: &Array, member: &Member, drives: &[Drive]) -> Option<String> {
                 format!("{drive} is not reached"),
                 format!("it is taken back once it is, or {replace}"),
             ),
+            Whereabouts::Another => (format!("{drive} is another now"), replace),
             Whereabouts::Failed => (format!("{drive} failed"), replace),
             Whereabouts::Unused => (format!("{drive} is not used"), replace),
         },
@@ -354,12 +367,16 @@ fn failed(array: &Array, drives: &[Drive]) -> String {
     let (mut fixes, mut goes_on) = (Vec::new(), false);
     for member in array.members.iter().filter(lacking) {
         let (found, drive) = whereabouts(member, drives);
-        goes_on |= matches!(found, Whereabouts::Away | Whereabouts::Unreached);
+        goes_on |=
+            matches!(found, Whereabouts::Away | Whereabouts::Unreached | Whereabouts::Another);
         fixes.push(match found {
             Whereabouts::Away => format!("{drive} is away: attach it again"),
             Whereabouts::Unreached => {
                 format!("{drive} is not reached: it is taken back once it is")
             }
+            Whereabouts::Another => format!(
+                "another namespace is where {drive} was: have its target offer that one again"
+            ),
             // What it had not flushed may be lost: only a start can tell whether that is elsewhere.
             Whereabouts::Failed => format!(
                 "{drive} failed: if it can be read again, `ashlar array stop {name} --force` and \

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use ashlar_reactor::nvme::remote::Report;
+use ashlar_reactor::nvme::remote::{Report, Trouble};
 use uuid::Uuid;
 
 use crate::access::SocketAccess;
@@ -481,6 +481,7 @@ fn path_of(device: &OpenDevice, initiator: Initiator) -> Option<RemotePath> {
     let drive = device.remote()?;
     let (target, report) = (drive.target(), drive.report());
     let state = match &report {
+        Report { lost: Some(Trouble::Another), .. } => PathState::Another,
         Report { lost: Some(_), .. } => PathState::Lost,
         Report { users: 0, .. } => PathState::Idle,
         Report { users, connected, .. } if connected < users => PathState::Connecting,
