@@ -169,6 +169,16 @@ impl NvmeTcpExport {
         &self.spec
     }
 
+    /// Who was refused last by its subsystem, and was not let in since.
+    fn refused(&self) -> Option<String> {
+        // Held while another export stops: nobody waits for that here.
+        let open = self.ports.0.open.try_lock().ok()?;
+        let inner = open.get(&self.spec.listen)?.port.inner();
+        let (host, why) = inner.subsystems.get(&self.spec.subsystem)?.refused.as_ref()?;
+        // Hosts name themselves: what a terminal would obey is told by its number.
+        Some(format!("host {host:?} was refused: {why}"))
+    }
+
     /// Which namespace of its subsystem it is.
     pub fn namespace(&self) -> u32 {
         self.namespace
@@ -179,7 +189,9 @@ impl Export for NvmeTcpExport {
     fn status(&self) -> Option<ExportStatus> {
         let id = self.namespace;
         let parts = self.lines.ask_all(move |branch| branch.status(id)).ok()?;
-        Some(ExportStatus::of(parts.into_iter().collect::<Option<_>>()?))
+        let mut status = ExportStatus::of(parts.into_iter().collect::<Option<_>>()?);
+        status.last_error = status.last_error.or_else(|| self.refused());
+        Some(status)
     }
 
     fn resized(&self) {
@@ -384,6 +396,7 @@ fn add(
         going: BTreeSet::new(),
         secrets: Secrets::default(),
         controllers: Vec::new(),
+        refused: None,
     });
     subsystem.queues_max = subsystem.queues_max.max(spec.queues_max);
     if before.is_none() {

@@ -56,19 +56,28 @@ enum Home {
     Core(ashlar_reactor::mailbox::Sender),
 }
 
-/// The body of the thread. `host`: who it says it is, once it has said so.
+/// Who it says it is, and what it wants to connect to.
+pub(crate) struct Caller {
+    pub(crate) host: String,
+    pub(crate) subsystem: String,
+}
+
+/// The body of the thread. `caller`: once it has said so.
 pub(crate) fn shake_hands(
     port: &Arc<Port>,
     stream: TcpStream,
     seat: Seat,
-    host: &mut Option<String>,
+    caller: &mut Option<Caller>,
 ) -> Result<(), Refused> {
     tcp::prepare(&stream)?;
     let mut wire = Wire::new(stream, SETUP_WITHIN);
     wire.agree()?;
     let (command, data) = read_connect(&mut wire)?;
     let asked = Asked::of(port, &command, &data);
-    *host = asked.as_ref().ok().map(|asked| asked.host.nqn.clone());
+    *caller = asked.as_ref().ok().map(|Asked { host, subsystem, .. }| Caller {
+        host: host.nqn.clone(),
+        subsystem: subsystem.clone(),
+    });
     let asked = asked.and_then(|asked| Ok((proof_of(port, &asked)?, asked)));
     let admitted = match asked {
         Ok((None, asked)) => {

@@ -21,7 +21,7 @@ use crate::line::{Lines, now};
 use crate::nvme_tcp::branch::Branch;
 use crate::nvme_tcp::connection::HELD_BYTES_MAX;
 use crate::nvme_tcp::controller::Controller;
-use crate::nvme_tcp::handshake;
+use crate::nvme_tcp::handshake::{self, Caller};
 use crate::nvme_tcp::namespace::is_allowed;
 use crate::secrets::Secrets;
 
@@ -215,6 +215,8 @@ pub(crate) struct Subsystem {
     /// Of all namespaces. One that goes takes no host's secret along while the host may connect.
     pub(crate) secrets: Secrets,
     pub(crate) controllers: Vec<Arc<Controller>>,
+    /// The host that was refused last, and why.
+    pub(crate) refused: Option<(String, String)>,
 }
 
 impl Subsystem {
@@ -456,9 +458,14 @@ impl Port {
             let ticket = Handshake { port: self.clone(), number };
             let setup = move || {
                 let port = ticket.port.clone();
-                let mut host = None;
-                if let Err(why) = handshake::shake_hands(&port, stream, seat, &mut host) {
+                let mut caller = None;
+                let refused = handshake::shake_hands(&port, stream, seat, &mut caller).err();
+                if let Some(why) = &refused {
+                    let host = caller.as_ref().map(|its| &its.host);
                     tracing::warn!(port = %port.address, %from, host, %why, "a host was refused");
+                }
+                if let Some(caller) = caller {
+                    port.note_caller(caller, refused.map(|why| why.to_string()));
                 }
                 drop(ticket);
                 port.let_in_waiting();
@@ -467,6 +474,16 @@ impl Port {
             if let Err(error) = started {
                 tracing::warn!(port = %self.address, %error, "a host could not be let in");
             }
+        }
+    }
+
+    /// Whoever looks at an export sees who was refused last, until that one was let in.
+    fn note_caller(&self, Caller { host, subsystem }: Caller, refused: Option<String>) {
+        let mut inner = self.inner();
+        let Some(its) = inner.subsystems.get_mut(&subsystem) else { return };
+        match refused {
+            Some(why) => its.refused = Some((host, why)),
+            None => its.refused = its.refused.take().filter(|(refused, _)| *refused != host),
         }
     }
 

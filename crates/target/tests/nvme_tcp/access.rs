@@ -162,12 +162,16 @@ fn hosts_come_and_go_and_others_notice_nothing() {
     // It has nothing left, and is cut off; who keeps another namespace finds that this one is gone.
     assert!(matches!(other.io.receive_pdu(), Err(End::Closed)));
     assert_eq!(sees(at, OTHER), shut_out);
+    let told = || offered.export.status().unwrap().last_error;
+    assert!(told().unwrap().contains(&format!("{OTHER:?} is no host of")), "{:?}", told());
     let (status, _) = keeps_one.io.run(Command::read(1, 0, 1), 512);
     assert_eq!(status, Status::INVALID_NAMESPACE.for_good());
     assert_eq!(keeps_one.read(7, 1, 1), [6; 512]);
     assert_eq!(stays.read(1, 0, 1), [5; 512]);
     offered.export.set_access(&[], &Secrets::default()).unwrap();
     assert_eq!(sees(at, OTHER), Ok(()));
+    let is_forgotten = || offered.export.status().unwrap().last_error.is_none();
+    while !is_forgotten() {}
     drop(second);
     offered.end();
 }
