@@ -88,9 +88,14 @@ impl Namespace {
         is_allowed(&self.hosts.borrow(), host)
     }
 
-    /// Returns when nothing is done on its volume any more that was begun before.
+    /// In order; none: any. Returns when nothing is done on its volume any more that was begun
+    /// before; at once, if hosts were only let in.
     pub(crate) async fn set_hosts(&self, hosts: Vec<String>) {
-        *self.hosts.borrow_mut() = hosts;
+        let had = self.hosts.replace(hosts);
+        let all_stay = !had.is_empty() && had.iter().all(|host| self.is_visible_to(host));
+        if all_stay && *self.hosts.borrow() != had {
+            return;
+        }
         let before = self.term.replace(Rc::default());
         self.idle.until(self.disk.reactor(), || Rc::strong_count(&before) == 1).await;
     }
