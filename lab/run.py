@@ -529,7 +529,9 @@ class Turn:
         of_each = window.share_of_each_array(cell, table)
         self.screen.now(f"{self.title}: {named(cell)}: checking the data")
         checked = list(dict.fromkeys(note for load in active for note in load.verify()))
-        counted = sampler.totals(watch.samples, summary.began, summary.began + summary.seconds)
+        ended = summary.began + summary.seconds
+        counted = sampler.totals(watch.samples, summary.began, ended)
+        blurred = sampler.blurred_seconds(watch.samples, summary.began, ended)
         events = sorted(done + watch.events)
         found = self.notes(cell, share, of_each, done, summary.began)
         return replace(
@@ -537,6 +539,7 @@ class Turn:
             operations=summary.total,
             failed=summary.failed,
             **{f"array_{name}": sampler.rounded(counted[name], 0) for name in sampler.COUNTERS},
+            blurred_seconds=sampler.rounded(blurred, 3),
             storage_cores=sampler.rounded(counted["storage_seconds"] / summary.seconds, 3),
             guest_cores=self.cores(counted["guest_seconds"], summary.seconds),
             daemon_cores=self.cores(counted["daemon_seconds"], summary.seconds),

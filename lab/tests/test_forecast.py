@@ -106,8 +106,8 @@ class Costs(unittest.TestCase):
         load = wide.in_place(DRIVE, 4096, 1)
         self.assertEqual((round(load.reads), round(load.writes)), (9, 9))
         self.assertAlmostEqual(out.random_read(DRIVE).reads, (56 + 8 * 56) / 64)
-        # of 5.6 blocks and 8 parities of a row one in 64 is away, and a tenth are neighbours; six of
-        # eight parities are in the journal nine times, in batches of 64 blocks
+        # of 5.6 blocks and 8 parities of a row one in 64 is away, and a tenth are neighbours; six
+        # of eight parities are in the journal nine times, in batches of 64 blocks
         destaged = geometry(56, 8, True, [0]).destaged(DRIVE, 4096, 0.1)
         touched, here = 1 - 0.9**56, 63 / 64
         stored, journaled = 0.9 * here * (5.6 + 8 * touched), 9 / 64 * 6 * here * touched
