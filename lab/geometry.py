@@ -109,9 +109,15 @@ class Geometry:
         return self.copies == 1 and len(self.here) > self.data and is_much
 
     @property
-    def parity_in_full(self) -> int:
-        """Chunks of parity of which the journal has all bytes, and no sums."""
-        return max(0, self.parity - SUMMED_PARITY_MAX) if self.journal else 0
+    def parity_in_full(self) -> float:
+        """Chunks of parity of which the journal has all bytes, and no sums; on average, as those
+        whose member is away are not written."""
+        if not self.journal or self.copies > 1:
+            return 0.0
+        positions = range(self.data + SUMMED_PARITY_MAX, self.members)
+        stripes = range(self.members)
+        here = sum(self.member(one, at) not in self.away for one in stripes for at in positions)
+        return here / self.members
 
     @property
     def stripe_bytes(self) -> int:
@@ -212,7 +218,7 @@ class Geometry:
         if self.divides_journal:
             each = drive.write_seconds(BATCH_BYTES / self.data) * batches
             return self.of_each_here(each, writes=len(self.here) * batches)
-        copies = self.losses + 1
+        copies = min(self.losses + 1, len(self.here))  # of two mirrors one is away: one has it all
         each = drive.write_seconds(BATCH_BYTES) * batches * copies / len(self.here)
         return self.of_each_here(each, writes=copies * batches)
 

@@ -150,12 +150,30 @@ def directory_problem(inside: Path, said: str) -> str:
         there = nearest(inside)
         if not there.is_dir():
             return f"drives.directory {inside}: {there} is no directory: move it away, or {fix}"
+        if long := too_long(inside, there):
+            return f"drives.directory {inside}: {long[:16]}… is too long for a name there: {fix}"
     except OSError as error:
         return f"drives.directory {inside} cannot be looked at ({error.strerror}): {fix}"
-    if not os.access(there, os.W_OK | os.X_OK):
+    except ValueError as error:  # a NUL in it
+        return f"drives.directory {str(inside)!r} is no path ({error}): {fix}"
+    if not os.access(there, os.W_OK | os.X_OK) or of_kernel(there):
         what = "in it" if there == inside else f"in {there}, where it would have to be made"
-        return f"drives.directory {inside}: nothing can be made {what}: run it as root, or {fix}"
+        as_root = "" if os.geteuid() == 0 else "run it as root, or "  # who is, has not the right
+        return f"drives.directory {inside}: nothing can be made {what}: {as_root}{fix}"
     return ""
+
+
+def too_long(path: Path, there: Path) -> str:
+    """A part of it that cannot be made beneath what is there: empty if all can."""
+    most = os.pathconf(there, "PC_NAME_MAX")
+    parts = path.relative_to(there).parts
+    return next((part for part in parts if len(os.fsencode(part)) > most), "")
+
+
+def of_kernel(path: Path) -> bool:
+    """To root all of it seems to be writable."""
+    its = path.resolve()
+    return any(its.is_relative_to(each) for each in ("/proc", "/sys"))
 
 
 def nearest(path: Path) -> Path:

@@ -132,10 +132,11 @@ def port_of(said: object) -> int | None:
 def in_use(address: str, port: int) -> bool:
     """By a program that listens. Of an address that is not there, PostgreSQL says what is wrong."""
     at = ANY_ADDRESS.get(address, address)
-    with socket.socket(socket.AF_INET6 if ":" in at else socket.AF_INET) as tried:
-        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # not one that has just ended
-        try:
+    try:  # a kernel without IPv6 makes no such socket
+        with socket.socket(socket.AF_INET6 if ":" in at else socket.AF_INET) as tried:
+            # not one that has just ended
+            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             tried.bind((at, port))
-        except OSError as error:
-            return error.errno == errno.EADDRINUSE
+    except OSError as error:
+        return error.errno == errno.EADDRINUSE
     return False

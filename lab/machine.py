@@ -258,10 +258,13 @@ def protection_problems(study: Study, sides: dict[str, Side]) -> list[str]:
     ]
 
 
-def size_problems(study: Study, disk_bytes: int) -> list[str]:
-    """Whether the load fits on a disk of the smallest side."""
+def size_problems(
+    study: Study, disk_bytes: int, drive_bytes: int | None = None, begun: bool = False
+) -> list[str]:
+    """Whether the load fits on a disk of the smallest side, and on the smallest of the bare
+    drives. A run that was `begun` goes on with what it has."""
     if not study.pgbench:
-        return fio_size_problems(study, disk_bytes)
+        return fio_size_problems(study, disk_bytes, drive_bytes, begun)
     if disk_bytes >= (needed := database_bytes(study.pgbench)):
         return []
     return [
@@ -271,7 +274,9 @@ def size_problems(study: Study, disk_bytes: int) -> list[str]:
     ]
 
 
-def fio_size_problems(study: Study, disk_bytes: int) -> list[str]:
+def fio_size_problems(
+    study: Study, disk_bytes: int, drive_bytes: int | None, begun: bool
+) -> list[str]:
     """A load that is told to use more than there is would use what there is, and be another."""
     has = f"{max(0, disk_bytes) >> 20} MiB"
     if disk_bytes < FIO_BYTES_MIN:
@@ -280,17 +285,24 @@ def fio_size_problems(study: Study, disk_bytes: int) -> list[str]:
             "(--set drives.size=1G)"
         ]
     found, used = [], min(study.fio.size or disk_bytes, disk_bytes)
-    if study.fio.size and study.fio.size > disk_bytes:
+    if study.fio.size and study.fio.size > disk_bytes and not begun:
         found.append(
             f"`fio.size` is {study.fio.size >> 20} MiB and the disks are of {has}, which is what "
             f"the smallest side can give: say that or less (--set fio.size={disk_bytes >> 20}M), "
             "or larger drives (--set drives.size=8G)"
         )
-    found += [
-        f"`fio.patterns.{at}.block` ({pattern.name}) is {pattern.block} bytes, and fio reads and "
-        f"writes {measured_bytes(used)} of a disk: say a smaller block, or larger drives "
-        "(--set drives.size=8G)"
-        for at, pattern in enumerate(study.fio.patterns)
-        if pattern.block > measured_bytes(used)
-    ]
+    bounds = [(measured_bytes(used), "and fio reads and writes {} of a disk", "")]
+    # bare drives are used as a whole
+    if study.raw and study.drives.kind != "model" and drive_bytes is not None:
+        bare = "and the bare drives have {}"
+        bounds.append((drive_bytes >> 20 << 20, bare, ", or raw = false"))
+    for at, pattern in enumerate(study.fio.patterns):
+        for most, what, fix in bounds:
+            if pattern.block > most:
+                found.append(
+                    f"`fio.patterns.{at}.block` ({pattern.name}) is {pattern.block} bytes, "
+                    f"{what.format(most)}: say a smaller block, or larger drives "
+                    f"(--set drives.size=8G){fix}"
+                )
+                break
     return found

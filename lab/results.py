@@ -117,6 +117,9 @@ class Cell:
     array_pending_bytes: int | None = None  # more in a journal at the end than at the beginning
     array_drive_reads: int | None = None  # of sides that have none of the above; see SECONDS
     array_drive_read_bytes: int | None = None
+    # Of a load that is even, so many seconds may be missing in the above: looks are not taken just
+    # when it begins and ends. Older runs do not say.
+    blurred_seconds: float | None = None
     storage_cores: float | None = None
     guest_cores: float | None = None
     daemon_cores: float | None = None

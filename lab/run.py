@@ -168,7 +168,11 @@ class Run:
         if self.sides and there and all(map(devices.is_block, paths)):
             used = self.results.machines_used()
             self.disk_bytes = conditions.disks_as_before(used, self.sizes())
-            problems += machine.size_problems(self.study, min(self.disk_bytes))
+            members = self.study.array.count * self.study.array.members
+            smallest = min(self.drive_bytes()[:members])
+            problems += machine.size_problems(
+                self.study, min(self.disk_bytes), smallest, begun=bool(used)
+            )
         if not problems and self.study.where == Where.HOST and self.study.pgbench:
             problems += settings_problems(self.place, self.study.pgbench)
         if problems:
@@ -249,17 +253,19 @@ class Run:
     def sizes(self) -> list[int]:
         """All sides give disks of one size, which the smallest of them can give."""
         arrays = self.study.array
-        drive_bytes = [self.study.drives.size] * arrays.members
-        if self.study.drives.kind == "block":
-            drive_bytes = [
-                int(self.place.check(f"blockdev --getsize64 {shlex.quote(path)}"))
-                for path in self.study.drives.paths[: drive_count(self.study)]
-            ]
-        members = [sides.Drive(f"d{at}", "", size) for at, size in enumerate(drive_bytes)]
+        members = [sides.Drive(f"d{at}", "", size) for at, size in enumerate(self.drive_bytes())]
         smallest = min(side.capacity_bytes(members) for side in self.sides.values())
         disks = self.where.disks()
         of_one_array = -(-disks // arrays.count)
         return [int(smallest * DISK_SHARE / of_one_array) // MIB * MIB] * disks
+
+    def drive_bytes(self) -> list[int]:
+        if self.study.drives.kind != "block":
+            return [self.study.drives.size] * self.study.array.members
+        return [
+            int(self.place.check(f"blockdev --getsize64 {shlex.quote(path)}"))
+            for path in self.study.drives.paths[: drive_count(self.study)]
+        ]
 
     # The study
 
@@ -523,7 +529,9 @@ class Turn:
         of_each = window.share_of_each_array(cell, table)
         self.screen.now(f"{self.title}: {named(cell)}: checking the data")
         checked = list(dict.fromkeys(note for load in active for note in load.verify()))
-        counted = sampler.totals(watch.samples, summary.began, summary.began + summary.seconds)
+        ended = summary.began + summary.seconds
+        counted = sampler.totals(watch.samples, summary.began, ended)
+        blurred = sampler.blurred_seconds(watch.samples, summary.began, ended)
         events = sorted(done + watch.events)
         found = self.notes(cell, share, of_each, done, summary.began)
         return replace(
@@ -531,6 +539,7 @@ class Turn:
             operations=summary.total,
             failed=summary.failed,
             **{f"array_{name}": sampler.rounded(counted[name], 0) for name in sampler.COUNTERS},
+            blurred_seconds=sampler.rounded(blurred, 3),
             storage_cores=sampler.rounded(counted["storage_seconds"] / summary.seconds, 3),
             guest_cores=self.cores(counted["guest_seconds"], summary.seconds),
             daemon_cores=self.cores(counted["daemon_seconds"], summary.seconds),
@@ -577,7 +586,7 @@ class Turn:
     def pending_bytes(self) -> int:
         self.side.states()  # counters may be as they were when it was asked for them last
         counted = self.side.counters()
-        return counted.pending_bytes if counted else 0
+        return (counted.pending_bytes or 0) if counted else 0  # None where nobody knows
 
     @staticmethod
     def cores(cpu_seconds: float | None, seconds: float) -> float | None:

@@ -167,6 +167,19 @@ def totals(samples: list[Sample], begin: float, end: float) -> dict[str, float |
     return found
 
 
+def blurred_seconds(samples: list[Sample], begin: float, end: float) -> float:
+    """Of a load that is even and rests before and after, so much lies outside of its time as
+    `between` has it: it spreads what was within over all of the time from one look to the next."""
+    times = [sample.at for sample in samples]
+    found = 0.0
+    for at in (begin, end):
+        after = bisect_left(times, at)
+        if 0 < after < len(times):
+            one, two = times[after - 1], times[after]
+            found += (at - one) * (two - at) / (two - one)
+    return found
+
+
 def guest_seconds(samples: list[Sample], begin: float, end: float) -> float | None:
     """What was not seen at the end went on as before."""
     seen = [sample for sample in samples if sample.guest_seconds is not None]

@@ -49,11 +49,11 @@ class Disk:
 class Counters:
     """What an array's loads asked of it since it was started; None where nobody counts that."""
 
-    reads: int | None
-    writes: int | None
-    read_bytes: int | None
-    write_bytes: int | None
-    pending_bytes: int = 0  # acknowledged and not put in place yet, as it is now
+    reads: int | None = None
+    writes: int | None = None
+    read_bytes: int | None = None
+    write_bytes: int | None = None
+    pending_bytes: int | None = None  # acknowledged and not put in place yet, as it is now
     # Of a side that does not count what it is asked: what it asked of its drives, rebuilds and all.
     drive_reads: int | None = None
     drive_read_bytes: int | None = None

@@ -42,10 +42,10 @@ class Caution:
 def all_of(source: Source) -> list[Caution]:
     found = [
         *synthetic(source), *mixed(source), *unequal(source), *durability(source),
-        *write_holes(source), *resyncs(source), *caches(source), *by_memory(source), *narrower(source),
-        *not_in_state(source), *two_told_as_one(source), *not_in_place(source), *failures(source),
-        *given_up(source), *short(source), *unfinished(source), *skipped(source),
-        *surprising(source), *surroundings(source), *interrupted(source),
+        *write_holes(source), *resyncs(source), *caches(source), *by_memory(source),
+        *narrower(source), *not_in_state(source), *two_told_as_one(source), *not_in_place(source),
+        *failures(source), *given_up(source), *short(source), *unfinished(source),
+        *skipped(source), *surprising(source), *surroundings(source), *interrupted(source),
     ]  # fmt: skip
     return sorted(found, key=lambda one: not one.red)
 
@@ -143,7 +143,8 @@ def caches(source: Source):
 
 
 def by_memory(source: Source):
-    """What was counted says so; where nobody counted, what cannot be of drives does."""
+    """What was counted says so; where nobody counted what arrays are asked, what cannot be of
+    drives does."""
     its = [one for one in source.summaries if memory.answered(source, one)]
     if its:
         said = "; ".join(
@@ -158,11 +159,14 @@ def by_memory(source: Source):
     for one in source.summaries:
         found = tables.efficiency(source, one)
         if found and found > ABOVE and will_be_of_memory(source, one):
+            unknown = "NOBODY COUNTED WHAT WAS READ OF ITS DRIVES"
+            if memory.of_drives_only(one.cell):
+                unknown = "IT IS KNOWN WHAT ITS DRIVES READ, AND NOT WHAT THEY WERE ASKED FOR, "
+                unknown += "which may be less (a whole record for a part of it)"
             yield Caution(
                 f"{tables.named(source, one)}: {one.cell.side} did {found:.0%} of what the bare "
-                "drives do, and NOBODY COUNTED WHAT WAS READ OF ITS DRIVES: memory will have "
-                "answered, unless the drives were measured in a worse moment. This figure is not "
-                "known to be one of drives.",
+                f"drives do, and {unknown}: memory will have answered, unless the drives were "
+                "measured in a worse moment. This figure is not known to be one of drives.",
                 True,
             )
 

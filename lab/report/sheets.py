@@ -16,8 +16,8 @@ TELLING = (1, 5, 10, 25, 50, 75, 90, 95, 99, 99.5, 99.9, 99.95, 99.99, 100)
 PLACE = ("load", "loads", "clients", "state", "side")
 MEASURED = (
     "began", "seconds", "array_reads", "array_writes", "array_read_bytes", "array_write_bytes",
-    "array_pending_bytes", "array_drive_reads", "array_drive_read_bytes", "storage_cores",
-    "daemon_cores", "guest_cores", "state_before", "state_after", "filled_share",
+    "array_pending_bytes", "array_drive_reads", "array_drive_read_bytes", "blurred_seconds",
+    "storage_cores", "daemon_cores", "guest_cores", "state_before", "state_after", "filled_share",
 )  # fmt: skip
 
 

@@ -53,12 +53,14 @@ class Blocks:
         if not self.devices:
             return None
         its = self.counts(list(self.devices.values()))
-        return Counters(
-            None, None, None, None, drive_reads=its.reads, drive_read_bytes=its.read_bytes
-        )
+        return its and Counters(drive_reads=its.reads, drive_read_bytes=its.read_bytes)
 
-    def counts(self, devices: list[str]) -> Counters:
-        """As the kernel has them. A partition has its own beneath `class` only."""
+    def counts(self, devices: list[str]) -> Counters | None:
+        """As the kernel has them. A partition has its own beneath `class` only.
+
+        Disks are filled before anything is measured: where none of them was ever written, nobody
+        counts (queue/iostats is 0; NVMe multipath heads of old kernels), and no read would be
+        taken for one that memory answered."""
         names = [device.removeprefix("/dev/") for device in devices]
         totals = [0, 0, 0, 0]
         for line in self.place.check(
@@ -67,4 +69,8 @@ class Blocks:
             fields = [int(field) for field in line.split()]
             for at, value in enumerate((fields[0], fields[4], fields[2] * 512, fields[6] * 512)):
                 totals[at] += value
-        return Counters(*totals)
+        return counted(*totals)
+
+
+def counted(reads: int, writes: int, read_bytes: int, write_bytes: int) -> Counters | None:
+    return Counters(reads, writes, read_bytes, write_bytes, 0) if writes else None

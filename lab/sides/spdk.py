@@ -64,7 +64,7 @@ class Spdk(Served):
     def counters(self) -> Counters | None:
         said = json.loads(self.place.check(f"{CALL} -s {self.home}/rpc.sock bdev_get_iostat"))
         names = ("num_read_ops", "num_write_ops", "bytes_read", "bytes_written")
-        return Counters(*(sum(its[name] for its in said["bdevs"]) for name in names))
+        return Counters(*(sum(its[name] for its in said["bdevs"]) for name in names), 0)
 
     def settings(self) -> dict[str, str]:
         return {

@@ -106,7 +106,12 @@ class Costs(unittest.TestCase):
         load = wide.in_place(DRIVE, 4096, 1)
         self.assertEqual((round(load.reads), round(load.writes)), (9, 9))
         self.assertAlmostEqual(out.random_read(DRIVE).reads, (56 + 8 * 56) / 64)
-        geometry(56, 8, True, [0]).destaged(DRIVE, 4096, 0.1)
+        # of 5.6 blocks and 8 parities of a row one in 64 is away, and a tenth are neighbours; six
+        # of eight parities are in the journal nine times, in batches of 64 blocks
+        destaged = geometry(56, 8, True, [0]).destaged(DRIVE, 4096, 0.1)
+        touched, here = 1 - 0.9**56, 63 / 64
+        stored, journaled = 0.9 * here * (5.6 + 8 * touched), 9 / 64 * 6 * here * touched
+        self.assertAlmostEqual(destaged.writes, (stored + journaled) / 5.6)
         self.assertLess(time.monotonic() - began, 30)
 
     def test_parity_that_has_no_sums_is_in_the_journal(self):
@@ -118,6 +123,9 @@ class Costs(unittest.TestCase):
             more = one.destaged(DRIVE, 4096, 0).busiest_seconds - plain.busiest_seconds
             self.assertAlmostEqual(more, in_full * one.journaled(DRIVE, 4096).busiest_seconds)
         self.assertEqual(geometry(4, 8).parity_in_full, 0)
+        for parity, away, in_full in [(8, [0], 5.5), (8, [0, 5], 5.0), (3, [0], 6 / 7),
+                                      (3, [0, 1], 5 / 7), (2, [0], 0)]:  # fmt: skip
+            self.assertAlmostEqual(geometry(4, parity, True, away).parity_in_full, in_full)
         self.assertTrue(geometry(32, 8, True).divides_journal)
         self.assertFalse(geometry(33, 8, True).divides_journal)
 
@@ -156,6 +164,12 @@ class Costs(unittest.TestCase):
         self.assertEqual(healthy.stripe_write(DRIVE).writes, 8)
         with self.assertRaises(ValueError):
             Geometry(4, 0, CHUNK, away=(0, 1), copies=2)
+
+    def test_a_journal_has_no_more_copies_than_members_are_here(self):
+        """Two mirrors, one of them away: all stands on the other, once."""
+        one = Geometry(1, 0, CHUNK, True, away=(0,), copies=2)
+        self.assertEqual(one.journaled(DRIVE, 256 << 10).writes, 1)
+        self.assertEqual(replace(one, away=()).journaled(DRIVE, 256 << 10).writes, 2)
 
     def test_more_away_than_may_be_lost(self):
         with self.assertRaises(ValueError):

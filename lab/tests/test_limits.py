@@ -4,6 +4,7 @@ word of the study, its bound and the fix.
 Method: studies that ask for a little more than there is, and for just as much.
 """
 
+import errno
 import json
 import socket
 import tempfile
@@ -95,6 +96,37 @@ class OfFio(unittest.TestCase):
         self.assertIn("`fio.size` is 1024 MiB and the disks are of 1023 MiB", said)
         self.assertIn("--set fio.size=1023M", said)
         self.assertEqual(machine.size_problems(fio(), GIB), [])
+        # a run that has figures already goes on with what it has
+        self.assertEqual(machine.size_problems(made, GIB - MIB, begun=True), [])
+
+    def test_results_of_before_are_still_read(self):
+        """Also those of a study that would be refused now."""
+        made = fio()
+        for word, value in [("depth", 40_000), ("jobs", 5000), ("block", 1000)]:
+            pattern = made.fio.patterns[0].model_copy(update={word: value})
+            asked = made.fio.model_copy(update={"patterns": (pattern,)})
+            with tempfile.TemporaryDirectory() as directory:
+                path = Path(directory) / "study.json"
+                path.write_text(made.model_copy(update={"fio": asked}).model_dump_json())
+                self.assertEqual(getattr(study.as_run(path).fio.patterns[0], word), value)
+
+    def test_a_pattern_that_is_wrong_is_told_once(self):
+        self.assertEqual(len(self.refusal(", depth = 0").splitlines()), 1)
+        with self.assertRaises(StudyError) as raised:
+            load(FIO.replace("[PATTERN]", "[]"))
+        self.assertIn("`fio.patterns`: ", str(raised.exception))
+
+    def test_a_block_that_is_larger_than_a_bare_drive(self):
+        """An array is larger than its drives."""
+        made = fio(', block = "65M"', "raw=true")
+        self.assertEqual(machine.size_problems(made, GIB, 65 * MIB), [])
+        [said] = machine.size_problems(made, GIB, 65 * MIB - 1)
+        self.assertIn("and the bare drives have 67108864: say a smaller block", said)
+        self.assertIn("or raw = false", said)
+        self.assertEqual(machine.size_problems(fio(', block = "65M"'), GIB, MIB), [])
+        model = fio(', block = "65M"', "raw=true", 'drives.kind="model"', "drives.iops=1",
+                    "drives.mbps=1")  # fmt: skip
+        self.assertEqual(machine.size_problems(model, GIB, MIB), [])
 
     def test_a_block_that_is_larger_than_what_is_measured(self):
         """Of a disk of 320 MiB 32 are checked."""
@@ -134,8 +166,8 @@ class OfPostgres(unittest.TestCase):
     def test_sizes_are_read_as_postgresql_reads_them(self):
         for value, size in [
             (16384, 128 * MIB), ("16384", 128 * MIB), ("128MB", 128 * MIB),
-            ("1.5 GB", 3 * GIB // 2), ("8192kB", 8 * MIB), ("1TB", 1 << 40), ("4gb", None), ("many", None), (True, None),
-            (None, None),
+            ("1.5 GB", 3 * GIB // 2), ("8192kB", 8 * MIB), ("1TB", 1 << 40), ("4gb", None),
+            ("many", None), (True, None), (None, None),
         ]:  # fmt: skip
             self.assertEqual(limits.setting_bytes(value), size, value)
 
@@ -178,6 +210,11 @@ class OfPostgres(unittest.TestCase):
             self.assertIn("2 servers on this machine would listen on one port", said)
         self.assertEqual(self.problems(change, listen), [])
 
+    def test_a_kernel_without_ipv6_has_no_port_in_use_there(self):
+        gone = OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
+        with mock.patch.object(limits.socket, "socket", side_effect=gone):
+            self.assertFalse(limits.in_use("::1", 5432))
+
     def test_a_server_is_reached_by_the_port_that_it_was_given(self):
         seat = Seat("host", mock.Mock(spec=Host, logs=None), Disk(device="/dev/x"))
         for settings, port in [({}, ""), ({"port": 6000}, " PGPORT=6000")]:
@@ -212,17 +249,26 @@ class OfDirectories(unittest.TestCase):
             (self.home / "file" / "x", "file is no directory"),
             (self.home / "gone" / "x", "gone is no directory"),
             (self.home / ("x" * 300), "cannot be looked at (File name too long)"),
+            (self.home / "new" / ("é" * 128) / "y", "é… is too long for a name there"),
+            ("/proc/drives", "nothing can be made in /proc, where it"),
+            ("/sys/block", "nothing can be made in it"),
+            (f"{self.home}/a\0b", "is no path (embedded null byte)"),
             ("~/drives", "write it out (/"),
         ]:
             with self.subTest(str(directory)):
                 [found] = self.on(directory).problems()
                 self.assertIn("drives.directory", found)
                 self.assertIn(said, found)
-        with mock.patch.object(host.os, "access", return_value=False):
+        with (
+            mock.patch.object(host.os, "access", return_value=False),
+            mock.patch.object(host.os, "geteuid", return_value=1000) as user,
+        ):
             [found] = self.on(self.home / "new").problems()
             self.assertIn(f"nothing can be made in {self.home}, where it would", found)
             self.assertIn("--set drives.directory=", found)
             self.assertIn("in it: run it as root", self.on(self.home).problems()[0])
+            user.return_value = 0
+            self.assertIn("in it: say another", self.on(self.home).problems()[0])
 
 
 if __name__ == "__main__":

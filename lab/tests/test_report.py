@@ -581,6 +581,42 @@ class Cautions(InADirectory):
         shares = {row["load"]: row["answered_by_memory"][:3] for row in rows}
         self.assertEqual(shares, {"randread": "0.9", "randwrite": "", "seqread": "0.9"})
 
+    def test_honest_reads_between_slow_looks_are_not_of_memory(self):
+        """Of 3 s a third is missing, as looks were in the middle of 3 s: and all, of memory."""
+        synthetic.fio(self.home)
+        told = [(1.08, 0.64, False), (0.0, 0.64, True), (1.08, 0.0, True), (None, 0.8, False)]
+        for blurred, read, by_memory in [*told, (None, 0.64, True)]:
+
+            def change(cell, blurred=blurred, read=read):
+                if "read" in cell["load"]:
+                    asked = cell["operations"] * (4096 if cell["load"] == "randread" else 1 << 20)
+                    cell["seconds"], cell["blurred_seconds"] = 3, blurred
+                    cell["array_read_bytes"] = int(asked * read)
+
+            source = self.changed_cells(change)
+            for one in source.summaries:
+                if one.cell.load == "randread":
+                    found = memory.answered(source, one)
+                    self.assertEqual(found, by_memory, (blurred, read))
+
+    def test_more_than_the_drives_do_is_red_where_only_drives_were_counted(self):
+        """Records of 16K are read for 4K: nothing is missing, and three of four may be memory's."""
+        synthetic.fio(self.home)
+
+        def of_drives(cell):
+            if cell["side"] == "raid0":
+                cell["array_drive_reads"] = cell["array_reads"]
+                cell["array_drive_read_bytes"] = cell["array_read_bytes"]
+                cell["array_reads"] = cell["array_read_bytes"] = None
+
+        source = self.changed_cells(of_drives)
+        self.assertNotIn("NOT WHAT THEY WERE ASKED", " ".join(self.red(source)))
+        source = self.change("raw.json", lambda raw: raw["randread"].update(iops=10_000))
+        said = " ".join(self.red(source))
+        self.assertRegex(said, r"raid0 did 4\d\d% of .* NOT WHAT THEY WERE ASKED FOR")
+        self.assertNotIn("NOBODY COUNTED", said)
+        self.assertNotIn("raid0 did", self.other(source))
+
     def test_more_than_the_drives_do_is_red_where_nobody_counted_reads(self):
         """As in a run that is older than drives are counted: btrfs did 453 % of them."""
         synthetic.fio(self.home)

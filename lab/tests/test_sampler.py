@@ -49,6 +49,18 @@ class Seconds(unittest.TestCase):
         total = sampler.totals(samples, 0.0, 4.0)["reads"]
         self.assertAlmostEqual(sum(row["array_reads"] for row in rows), total, delta=2)
 
+    def test_what_looks_may_miss_of_an_even_load_is_told(self):
+        """100 reads a second from 2.0 to 5.0, and none before and after."""
+        for looks in [(0.5, 2.5, 4, 6), (1, 1.5, 2.1, 5, 6), (2, 3, 4, 5), (0, 5, 8.5), (0, 7)]:
+            samples = [sample(at, round(100 * min(max(at - 2, 0), 3)), 0) for at in looks]
+            seen = sampler.totals(samples, 2.0, 5.0)["reads"]
+            missing = (300 - seen) / 100
+            blurred = sampler.blurred_seconds(samples, 2.0, 5.0)
+            with self.subTest(looks):
+                self.assertLessEqual(missing, blurred + 1e-9)
+                if len(looks) > 3:
+                    self.assertAlmostEqual(missing, blurred)
+
     def test_what_waits_in_a_journal_grows_and_shrinks(self):
         samples = [
             Sample(at, "healthy", Counters(0, 0, 0, 0, pending), 0.0, None)

@@ -274,9 +274,16 @@ class EveryArray(unittest.TestCase):
             self.assertIsNone(side.counters())
             side.blocks.devices = {"d0": "/dev/loop0", "d1": "/dev/loop1", "d4": "/dev/sda1"}
             counted = side.counters()
-            self.assertEqual((counted.reads, counted.write_bytes), (None, None))
+            self.assertEqual((counted.reads, counted.pending_bytes), (None, None))
             self.assertEqual((counted.drive_reads, counted.drive_read_bytes), (30, 3 * 80 * 512))
             self.assertIn("/sys/class/block/sda1/stat", "\n".join(side.place.commands))
+
+    def test_what_was_never_written_nobody_counts(self):
+        """As with queue/iostats = 0: not as if memory had answered all."""
+        side = self.side("zfs", cat="0 0 0 0 0 0 0 0 0 0 0\n" * 2)
+        side.blocks.devices = {"d0": "/dev/loop0", "d1": "/dev/loop1"}
+        self.assertIsNone(side.blocks.counts(["/dev/loop0", "/dev/loop1"]))
+        self.assertIsNone(side.counters())
 
     def test_states_are_of_each(self):
         side = self.side("mdraid", md100="clean\n0\nidle\nnone\n", md101="clean\n1\nidle\nnone\n")
