@@ -168,8 +168,13 @@ impl OpenDevice {
     /// Its descriptor, by which a reactor that has it tells of it; `None`: io_uring has no part in
     /// it.
     pub fn fd(&self) -> Option<RawFd> {
+        self.file().map(AsRawFd::as_raw_fd)
+    }
+
+    /// What it is open by, if it is a file or a block device.
+    pub fn file(&self) -> Option<&File> {
         match &self.disk {
-            Disk::File(file) => Some(file.as_raw_fd()),
+            Disk::File(file) => Some(file),
             Disk::Nvme(_) | Disk::Remote(_) => None,
         }
     }

@@ -5,9 +5,10 @@
 //! While one has it, the array knows what a drive that comes back misses.
 
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 
 use ashlar_reactor::nvme::power_cycle::PowerCycle;
-use rustix::fs::{major, minor};
+use rustix::fs::{AtFlags, StatxFlags, major, minor, statx};
 use uuid::Uuid;
 
 use crate::device::{Identity, OpenDevice};
@@ -20,7 +21,8 @@ const NAMESPACE: Uuid = Uuid::from_u128(0x2d5e_91c8_7b46_4f0a_8e13_c7a4_50b9_6e2
 /// `None` among the drives: one of memory. `None`: nobody would know.
 pub fn power_cycle<'a>(drives: impl Iterator<Item = Option<&'a OpenDevice>>) -> Option<PowerCycle> {
     let boot = std::fs::read_to_string(BOOT_ID).ok()?;
-    of(&boot, drives.map(|drive| its_own(drive?)).collect::<Option<Vec<_>>>()?)
+    let arrivals = drives.map(|drive| arrival(drive?)).collect::<Option<Vec<_>>>()?;
+    if arrivals.is_empty() { None } else { of(&boot, arrivals) }
 }
 
 fn of(boot: &str, mut drives: Vec<String>) -> Option<PowerCycle> {
@@ -29,26 +31,55 @@ fn of(boot: &str, mut drives: Vec<String>) -> Option<PowerCycle> {
     PowerCycle::new(Uuid::new_v5(&NAMESPACE, all.as_bytes()).into_bytes())
 }
 
-/// Another one after a drive was taken out and put back: the kernel gives each arrival an entry of
-/// its own in sysfs.
-fn its_own(drive: &OpenDevice) -> Option<String> {
-    let arrival = |directory: String| {
-        let entry = std::fs::metadata(directory).ok()?;
-        Some(format!("{}:{}", entry.dev(), entry.ino()))
-    };
+/// Another one after a drive was taken out and put back, or a file's file system was mounted anew.
+/// `None`: that would not be known.
+fn arrival(drive: &OpenDevice) -> Option<String> {
     match drive.identity {
         // A test: it loses what was not flushed with the daemon.
         _ if drive.lossy => None,
-        Identity::File { device, inode } => Some(format!("file {device}:{inode}")),
-        Identity::BlockDevice { number } => {
-            arrival(format!("/sys/dev/block/{}:{}", major(number), minor(number)))
+        Identity::File { device, inode } => {
+            let under = match major(device) {
+                0 => format!("mount {}", mount_of(drive)?),
+                _ => block_device(device)?,
+            };
+            Some(format!("file {inode} {under}"))
         }
-        Identity::Pci { address } => arrival(format!("/sys/bus/pci/devices/{address}")),
+        Identity::BlockDevice { number } => block_device(number),
+        Identity::Pci { address } => {
+            let directory = format!("/sys/bus/pci/devices/{address}");
+            // Nobody has it while no daemon runs: the kernel may take its power away then.
+            let sleeps = std::fs::read_to_string(format!("{directory}/d3cold_allowed")).ok()?;
+            (sleeps.trim() == "0").then(|| entry(Path::new(&directory))).flatten()
+        }
         Identity::Remote { .. } => {
             let power = drive.remote()?.identity().power?;
             Some(format!("remote {}", Uuid::from_bytes(power.number())))
         }
     }
+}
+
+fn block_device(number: u64) -> Option<String> {
+    let path = format!("/sys/dev/block/{}:{}", major(number), minor(number));
+    let directory = std::fs::canonicalize(path).ok()?;
+    let name = directory.file_name()?.to_string_lossy().into_owned();
+    // These stay while what is under them comes and goes.
+    let stands_still = name.starts_with("loop") || name.starts_with("nbd");
+    if stands_still { None } else { entry(&directory) }
+}
+
+/// The kernel gives each arrival an entry of its own.
+fn entry(directory: &Path) -> Option<String> {
+    let entry = std::fs::metadata(directory).ok()?;
+    Some(format!("{}:{}", entry.dev(), entry.ino()))
+}
+
+/// Of the file system with a drive's file that is on no block device of its own: a number that no
+/// other mount gets. `None`: the kernel has none (before Linux 6.8).
+fn mount_of(drive: &OpenDevice) -> Option<u64> {
+    /// STATX_MNT_ID_UNIQUE of statx(2).
+    const UNIQUE: StatxFlags = StatxFlags::from_bits_retain(0x4000);
+    let found = statx(drive.file()?, "", AtFlags::EMPTY_PATH, UNIQUE).ok()?;
+    (found.stx_mask & UNIQUE.bits() != 0).then_some(found.stx_mnt_id)
 }
 
 #[cfg(test)]
@@ -68,7 +99,7 @@ mod tests {
 
     #[test]
     fn of_memory_nobody_knows() {
-        assert!(power_cycle(std::iter::empty()).is_some());
         assert_eq!(power_cycle([None].into_iter()), None);
+        assert_eq!(power_cycle(std::iter::empty()), None);
     }
 }

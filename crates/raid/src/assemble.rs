@@ -168,7 +168,7 @@ pub(crate) async fn find(
     let identity = identity_of(&newest).ok_or(AssembleError::NoSuperblock)?;
     let mut members = members_of(&newest, &candidates)?;
     let mut outdated = outdated(&members, &candidates, generation);
-    let silent = silent(&members, &candidates, &outdated);
+    let silent = silent(&members, &candidates);
     outdated.extend(strayed(&newest, &identity.layout(), &members, &candidates, options.force)?);
     let fences = distrust(&identity.layout(), &mut members, &outdated, &candidates, options)?;
     let policy = newest.policy().map_err(|_| AssembleError::NoSuperblock)?;
@@ -295,18 +295,15 @@ fn outdated(members: &[Member], candidates: &[Candidate], newest: u64) -> Vec<Me
     all.map(|(index, _)| MemberIndex::new(index)).collect()
 }
 
-/// Those of them that were relied on, and say nothing any more: nobody knows whether they went on
+/// Members that were relied on and have no superblock any more: nobody knows whether they went on
 /// without the others. (Of a copy of before that is so, too, but what came after it is gone.)
-fn silent(
-    members: &[Member],
-    candidates: &[Candidate],
-    outdated: &[MemberIndex],
-) -> Vec<MemberIndex> {
+fn silent(members: &[Member], candidates: &[Candidate]) -> Vec<MemberIndex> {
     let is_silent = |member: &Member| {
         member.state == MemberState::Trusted
             && owner_of(member, candidates).is_some_and(|its| its.superblock.is_none())
     };
-    outdated.iter().copied().filter(|index| is_silent(&members[index.index()])).collect()
+    let all = members.iter().enumerate().filter(|(_, member)| is_silent(member));
+    all.map(|(index, _)| MemberIndex::new(index)).collect()
 }
 
 /// What such members lack nobody knows: they are filled anew. If the others cannot stand for them,
@@ -321,16 +318,18 @@ fn distrust(
     if outdated.is_empty() {
         return Ok(false);
     }
-    if survives_without(layout, members, outdated) {
-        for index in outdated {
-            let member = &mut members[index.index()];
-            member.become_stale();
-            member.catches_up = false;
-        }
-        return Ok(true);
+    let spare = match survives_without(layout, members, outdated) {
+        true => outdated.to_vec(),
+        false if options.force => dispensable(layout, members, outdated),
+        false => Vec::new(),
+    };
+    for index in &spare {
+        let member = &mut members[index.index()];
+        member.become_stale();
+        member.catches_up = false;
     }
-    if options.force {
-        return Ok(false);
+    if options.force || !spare.is_empty() {
+        return Ok(!spare.is_empty());
     }
     let owner = |index: &MemberIndex| owner_of(&members[index.index()], candidates);
     let owned = || outdated.iter().filter_map(|index| Some((*index, owner(index)?)));
@@ -342,6 +341,17 @@ fn distrust(
     Err(AssembleError::CopyOfBefore { drive: name(its), member })
 }
 
+/// Those of them whose sets can do without all of them in it.
+fn dispensable(layout: &Layout, members: &[Member], outdated: &[MemberIndex]) -> Vec<MemberIndex> {
+    let stays_in = |set: usize| {
+        move |index: MemberIndex, its: &Member| {
+            layout.set_of(index) != set || its.is_relied_on() && !outdated.contains(&index)
+        }
+    };
+    let can_go = |index: &MemberIndex| are_enough(layout, members, stays_in(layout.set_of(*index)));
+    outdated.iter().copied().filter(can_go).collect()
+}
+
 /// Of an array, as its drives that are here say it.
 struct Age {
     generation: u64,
@@ -349,7 +359,8 @@ struct Age {
     epoch: u64,
 }
 
-/// Whether the array may start with these members. `silent`: see there.
+/// Whether the array may start with these members. `silent`: those that were relied on, and have
+/// no superblock any more.
 fn judge(
     layout: &Layout,
     journaled: bool,

@@ -55,7 +55,7 @@ impl Candidate {
 fn is_written_over(front: &Front, superblocks: &Superblocks) -> bool {
     match front {
         Front::Label => false,
-        Front::Else => true,
+        Front::Foreign => true,
         Front::Unreadable => {
             let is_blank = |its: &_| matches!(its, Err(Slot::Empty));
             superblocks.iter().all(Result::is_err) && superblocks.iter().any(is_blank)

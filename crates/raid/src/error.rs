@@ -111,7 +111,7 @@ pub enum AssembleError {
          its data; attach absent members, or use --force to read from it what is there"
     )]
     WrittenOver { drive: String, member: MemberIndex },
-    /// What it said of that was written over.
+    /// It has no superblock any more.
     #[error(
         "drive {drive} of member {member} may have gone on without the others, and does not say \
          any more whether it has: they may hold old data"

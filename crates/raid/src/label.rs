@@ -208,7 +208,7 @@ pub(crate) enum Front {
     /// A copy of its label.
     Label,
     /// Something else. No crash does that: copies are written one after the other.
-    Else,
+    Foreign,
     /// Nothing there can be read.
     Unreadable,
 }
@@ -219,7 +219,7 @@ pub(crate) async fn front(reactor: &Reactor, drive: &Rc<Drive>) -> Front {
     for home in [first, second] {
         match read_copy(reactor, drive, home).await {
             Ok(Some(_)) => return Front::Label,
-            Ok(None) => front = Front::Else,
+            Ok(None) => front = Front::Foreign,
             Err(_) => {}
         }
     }

@@ -212,6 +212,8 @@ enum Left {
     BetweenLabelsAndData,
     /// The beginning of another drive of an array, a sector too far.
     Another,
+    /// All but its superblocks.
+    NoSuperblocks,
 }
 
 fn write_over(pair: &Pair, drive: &Rc<Drive>, what: Left) {
@@ -226,6 +228,7 @@ fn write_over(pair: &Pair, drive: &Rc<Drive>, what: Left) {
             write(0, 0x90, areas.superblocks.offset);
             write(areas.data.offset, 0x91, DRIVE_BYTES - (1 << 20) - areas.data.offset);
         }
+        Left::NoSuperblocks => write(areas.superblocks.offset, 0, areas.superblocks.len),
         Left::Another => {
             let all = bytes_of(pair, drive);
             let end = all.len() - (1 << 20);
@@ -273,7 +276,10 @@ fn one_whose_beginning_was_written_over_is_not() {
 /// They alone knew that they went on without the first ones, which are old.
 #[test]
 fn who_went_on_and_says_nothing_any_more_counts_as_absent() {
-    for (level, members) in [(Level::Raid1, 2), (Level::Raid6, 4)] {
+    let levels = [(Level::Raid1, 2), (Level::Raid6, 4)];
+    let damages = [Left::All(0), Left::NoSuperblocks];
+    let cases = levels.into_iter().flat_map(|its| damages.map(|what| (its, what)));
+    for ((level, members), what) in cases {
         run(move |reactor| async move {
             let mut pair = written(&reactor, level, members, Policy::Bitmap).await;
             let (drives, half) = (pair.drives(), members / 2);
@@ -284,14 +290,16 @@ fn who_went_on_and_says_nothing_any_more_counts_as_absent() {
             pair.array.stop().await.unwrap();
             let known = pair.known();
             pair.dies();
-            drives.iter().skip(half).for_each(|drive| write_over(&pair, drive, Left::All(0)));
+            drives.iter().skip(half).for_each(|drive| write_over(&pair, drive, what));
             let all: Vec<_> = drives.iter().collect();
-            for known in [None, known] {
-                let options = AssembleOptions { known, ..AssembleOptions::default() };
-                let refused = pair.start(&all, options).await.unwrap_err();
-                let is_told = matches!(refused, AssembleError::Silent { .. });
-                assert!(is_told, "{level:?}: {refused:?}");
-            }
+            let refused = pair.start(&all, AssembleOptions::default()).await.unwrap_err();
+            let is_told = matches!(refused, AssembleError::Silent { .. });
+            assert!(is_told, "{level:?} {what:?}: {refused:?}");
+            // Nor by who remembers that those that are left were not current.
+            let here = AssembleOptions { known, ..AssembleOptions::default() };
+            let refused = pair.start(&all, here).await.unwrap_err();
+            let is_told = matches!(refused, AssembleError::Silent { .. } | AssembleError::MaybeOld);
+            assert!(is_told, "{level:?} {what:?}: {refused:?}");
             // Whoever accepts that has what they hold.
             let forced = AssembleOptions { force: true, ..AssembleOptions::default() };
             pair.start(&all, forced).await.unwrap();
@@ -299,6 +307,29 @@ fn who_went_on_and_says_nothing_any_more_counts_as_absent() {
             pair.array.stop().await.unwrap();
         });
     }
+}
+
+/// Of one set all is lost, and what stands there is read by force: not so in the other.
+#[test]
+fn force_reads_no_more_of_what_was_written_over_than_it_has_to() {
+    run(|reactor| async move {
+        let mut pair = written(&reactor, Level::Raid10, 4, Policy::Bitmap).await;
+        pair.array.stop().await.unwrap();
+        let drives = pair.drives();
+        pair.dies();
+        for member in [0, 1, 2] {
+            write_over(&pair, &drives[member], Left::BetweenLabelsAndData);
+        }
+        let all: Vec<_> = drives.iter().collect();
+        let refused = pair.start(&all, AssembleOptions::default()).await.unwrap_err();
+        assert!(matches!(refused, AssembleError::WrittenOver { .. }), "{refused:?}");
+        let forced = AssembleOptions { force: true, ..AssembleOptions::default() };
+        pair.start(&all, forced).await.unwrap();
+        let states = [0, 1, 2, 3].map(|member| state(&pair, member));
+        let trusted = MemberState::Trusted;
+        assert_eq!(states, [trusted, trusted, MemberState::Stale, trusted]);
+        pair.array.stop().await.unwrap();
+    });
 }
 
 #[test]

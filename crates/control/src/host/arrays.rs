@@ -73,7 +73,7 @@ impl Host {
                 return Err(refusal);
             }
         };
-        if let Err(refusal) = self.adopt(core, &begun, &request.name).await {
+        if let Err(refusal) = self.adopt(core, &begun, &request.name, false).await {
             self.blank_again(&blank).await;
             return Err(refusal);
         }
@@ -239,8 +239,8 @@ impl Host {
 
     /// Notes an array that runs: its drives, its place, its name on this host. A new one that
     /// cannot be noted is stopped: nobody could manage it.
-    async fn adopt(&self, core: usize, begun: &Begun, name: &str) -> Answer<()> {
-        let running = Running { uuid: begun.snapshot.uuid, core, pool: begun.pool };
+    async fn adopt(&self, core: usize, begun: &Begun, name: &str, forced: bool) -> Answer<()> {
+        let running = Running { uuid: begun.snapshot.uuid, core, pool: begun.pool, forced };
         self.look(|state| state.arrays.insert(running.uuid, running));
         let noted = self.note_array(begun, name).await;
         if noted.is_err()
@@ -355,6 +355,9 @@ impl Host {
     /// Since when the drives have power that an array uses now; `None`: nobody knows.
     pub(super) fn power_cycle(&self, uuid: Uuid) -> Option<PowerCycle> {
         self.look(|state| {
+            if state.arrays.get(&uuid).is_none_or(|its| its.forced) {
+                return None;
+            }
             let used = state.drives.values();
             let used = used.filter(|its| its.used_by.is_some_and(|(array, _)| array == uuid));
             power_cycle(used.map(|its| its.device().map(|device| &**device)))
@@ -507,7 +510,7 @@ impl Host {
         self.look(|state| state.beginning.insert(uuid, core));
         let begun = self.begin_on(core, (uuid, name), drives, force).await;
         self.look(|state| state.beginning.remove(&uuid));
-        self.adopt(core, &begun?, name).await
+        self.adopt(core, &begun?, name, force).await
     }
 
     async fn begin_on(

@@ -106,7 +106,7 @@ fn written_over(name: &str, drive: &str, absent: &[String]) -> Refusal {
 fn silent(name: &str, drive: &str) -> Refusal {
     Refusal::conflict(format!(
         "array {name} cannot start: drive {drive} may have gone on without the others, and what \
-         it said of that was written over: they may hold old data"
+         it said of that cannot be read any more: they may hold old data"
     ))
     .fix(format!(
         "start it on the host that had it last, which remembers; or take what the others hold: \

@@ -7,6 +7,7 @@ use std::rc::{Rc, Weak};
 use std::time::Duration;
 
 use ashlar_reactor::executor::Reactor;
+use ashlar_reactor::nvme::power_cycle::PowerCycle;
 use ashlar_reactor::wait_list::WaitList;
 
 use crate::export::PartStatus;
@@ -19,6 +20,8 @@ pub(crate) const WATCH_EVERY: Duration = Duration::from_millis(500);
 pub(crate) struct Branch {
     reactor: Reactor,
     namespaces: RefCell<BTreeMap<u32, Rc<Namespace>>>,
+    /// Those that were here before: since when they had power.
+    gone: RefCell<BTreeMap<u32, Option<PowerCycle>>>,
     connections: RefCell<Vec<Rc<Connection>>>,
     closing: Cell<bool>,
     left: WaitList,
@@ -31,6 +34,7 @@ impl Branch {
         Rc::new(Branch {
             reactor: reactor.clone(),
             namespaces: RefCell::default(),
+            gone: RefCell::default(),
             connections: RefCell::default(),
             closing: Cell::new(false),
             left: WaitList::default(),
@@ -54,7 +58,15 @@ impl Branch {
         namespaces.values().filter(|its| its.is_visible_to(host)).cloned().collect()
     }
 
+    /// One that was here before, and may have lost since what was not flushed, is not gone on with
+    /// over a connection of before.
     pub(crate) fn add(&self, namespace: Rc<Namespace>) {
+        let had = self.gone.borrow_mut().remove(&namespace.id);
+        if had.is_some_and(|power| power.is_none() || power != namespace.power) {
+            let all = self.connections.borrow();
+            let its = all.iter().filter(|its| namespace.is_visible_to(its.host()));
+            its.for_each(|its| its.cut());
+        }
         let before = self.namespaces.borrow_mut().insert(namespace.id, namespace);
         assert!(before.is_none(), "a number is given once");
     }
@@ -62,6 +74,7 @@ impl Branch {
     /// Takes a namespace out; returns when nothing is done on it any more.
     pub(crate) async fn remove(&self, id: u32) {
         let Some(namespace) = self.namespaces.borrow_mut().remove(&id) else { return };
+        self.gone.borrow_mut().insert(id, namespace.power);
         namespace.rest().await;
     }
 

@@ -39,7 +39,7 @@ pub(crate) struct Namespace {
     pub(crate) disk: Disk,
     /// Writes up to so many bytes are there as a whole after a power cut, or not at all.
     atomic_bytes: Cell<u32>,
-    power: Option<PowerCycle>,
+    pub(crate) power: Option<PowerCycle>,
     tally: Arc<Tally>,
     /// Which of its parts this is.
     part: usize,

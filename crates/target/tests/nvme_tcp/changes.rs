@@ -4,6 +4,7 @@ use std::net::TcpStream;
 
 use ashlar_reactor::nvme::command::{Command, NamespaceIdentity, Status};
 use ashlar_reactor::nvme::fabrics::ANY_CONTROLLER;
+use ashlar_reactor::nvme::power_cycle::PowerCycle;
 use ashlar_target::export::Export;
 use ashlar_target::nvme_tcp::{ExportSpec, NvmeTcpExport};
 
@@ -143,4 +144,29 @@ fn an_export_that_stops_hangs_up_and_leaves_the_address() {
     assert_eq!(host.read(3, 0, 8), [1; 4096]);
     drop(export);
     rig.withdraw_others();
+}
+
+/// It may have lost meanwhile what its host had written and not flushed.
+#[test]
+fn a_namespace_that_was_without_power_is_not_gone_on_with() {
+    let (one, other) = (PowerCycle::new([1; 16]), PowerCycle::new([2; 16]));
+    for (before, after, is_cut_off) in
+        [(one, one, false), (one, other, true), (one, None, true), (None, None, true)]
+    {
+        let offered = Offered::open();
+        let at = |power| ExportSpec { namespace: Some(7), power, ..spec(offered.at()) };
+        let start =
+            |power| NvmeTcpExport::start(&offered.ports, offered.rig.parts(), at(power)).unwrap();
+        let second = start(before);
+        let mut host = Host::connect(offered.at(), SUBSYSTEM, Choice::PLAIN);
+        host.write(7, 0, &[1; 512]);
+        drop(second);
+        let second = start(after);
+        match is_cut_off {
+            true => assert!(matches!(host.io.receive_pdu(), Err(End::Closed))),
+            false => assert_eq!(host.read(7, 0, 1), [1; 512]),
+        }
+        drop(second);
+        offered.end();
+    }
 }

@@ -19,6 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ashlar_format::array_superblock::Level;
+use ashlar_reactor::nvme::power_cycle::PowerCycle;
 use ashlar_target::export::Export;
 use ashlar_target::limits::{RateLimits, Rates};
 use ashlar_target::nvme_tcp::{ExportSpec, NvmeTcpExport, Ports};
@@ -95,6 +96,6 @@ pub fn spec(listen: SocketAddr) -> ExportSpec {
         secrets: Secrets::default(),
         queues_max: 4,
         atomic_bytes: 64 << 10,
-        power: None,
+        power: PowerCycle::new([1; 16]),
     }
 }
