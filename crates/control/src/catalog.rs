@@ -61,6 +61,9 @@ pub struct KnownArray {
     /// The epoch with which it came here: no other host has had it since.
     #[serde(default)]
     pub since: u64,
+    /// Made when it was last started by force, perhaps from older drives than those of before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub forced: Option<Uuid>,
     /// Of the last lease that a daemon took which was killed before it served the array; no other
     /// host had it between `epoch` and this one. 0: there was none.
     #[serde(default, skip_serializing_if = "is_zero")]
@@ -386,6 +389,7 @@ mod tests {
             epoch,
             current,
             since: 2,
+            forced: Some(array),
             taken: 4,
             started: true,
             on_demand: true,

@@ -147,8 +147,6 @@ struct Running {
     uuid: Uuid,
     core: usize,
     pool: Key<Pool>,
-    /// By force, perhaps from older drives than those of before.
-    forced: bool,
 }
 
 /// An export that is served.

@@ -4,6 +4,7 @@
 //! Invariant: it is another one after any of the drives was without power while no daemon had it.
 //! While one has it, the array knows what a drive that comes back misses.
 
+use std::fmt::Debug;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
@@ -18,16 +19,20 @@ const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 /// What is said of a boot and drives is made from them by a hash.
 const NAMESPACE: Uuid = Uuid::from_u128(0x2d5e_91c8_7b46_4f0a_8e13_c7a4_50b9_6e21);
 
-/// `None` among the drives: one of memory. `None`: nobody would know.
-pub fn power_cycle<'a>(drives: impl Iterator<Item = Option<&'a OpenDevice>>) -> Option<PowerCycle> {
+/// `history`: another one after another host had the array, or it was started by force. `None`
+/// among the drives: one of memory. `None`: nobody would know.
+pub fn power_cycle<'a>(
+    history: &impl Debug,
+    drives: impl Iterator<Item = Option<&'a OpenDevice>>,
+) -> Option<PowerCycle> {
     let boot = std::fs::read_to_string(BOOT_ID).ok()?;
     let arrivals = drives.map(|drive| arrival(drive?)).collect::<Option<Vec<_>>>()?;
-    if arrivals.is_empty() { None } else { of(&boot, arrivals) }
+    if arrivals.is_empty() { None } else { of(&boot, history, arrivals) }
 }
 
-fn of(boot: &str, mut drives: Vec<String>) -> Option<PowerCycle> {
+fn of(boot: &str, history: &impl Debug, mut drives: Vec<String>) -> Option<PowerCycle> {
     drives.sort_unstable();
-    let all = format!("{} {}", boot.trim(), drives.join(" "));
+    let all = format!("{} {history:?} {}", boot.trim(), drives.join(" "));
     PowerCycle::new(Uuid::new_v5(&NAMESPACE, all.as_bytes()).into_bytes())
 }
 
@@ -52,7 +57,7 @@ fn arrival(drive: &OpenDevice) -> Option<String> {
             (sleeps.trim() == "0").then(|| entry(Path::new(&directory))).flatten()
         }
         Identity::Remote { .. } => {
-            let power = drive.remote()?.identity().power?;
+            let power = drive.remote()?.power()?;
             Some(format!("remote {}", Uuid::from_bytes(power.number())))
         }
     }
@@ -89,17 +94,20 @@ mod tests {
     #[test]
     fn it_is_of_a_boot_and_of_drives_in_any_order() {
         let drives = |names: &[&str]| names.iter().map(ToString::to_string).collect();
-        let first = of("boot\n", drives(&["a", "b"]));
+        let first = of("boot\n", &1, drives(&["a", "b"]));
         assert!(first.is_some());
-        assert_eq!(of("boot", drives(&["b", "a"])), first);
-        for other in [of("another", drives(&["a", "b"])), of("boot", drives(&["a"]))] {
+        assert_eq!(of("boot", &1, drives(&["b", "a"])), first);
+        let all = || drives(&["a", "b"]);
+        for other in
+            [of("another", &1, all()), of("boot", &2, all()), of("boot", &1, drives(&["a"]))]
+        {
             assert_ne!(other, first);
         }
     }
 
     #[test]
     fn of_memory_nobody_knows() {
-        assert_eq!(power_cycle([None].into_iter()), None);
-        assert_eq!(power_cycle(std::iter::empty()), None);
+        assert_eq!(power_cycle(&1, [None].into_iter()), None);
+        assert_eq!(power_cycle(&1, std::iter::empty()), None);
     }
 }

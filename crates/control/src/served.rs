@@ -394,9 +394,10 @@ fn refusal(error: ExportError) -> Refusal {
         ExportError::Address { .. } => {
             Refusal::failed(text).fix("choose an address of this host that is free")
         }
-        ExportError::Unheard => {
-            Refusal::failed(text).fix("`ashlar status` says which does not answer")
-        }
+        ExportError::Unheard => Refusal::failed(text).fix(
+            "`ashlar status` says which does not answer; `ashlar export set NAME --host NQN` of \
+                 one that stays waits for it once more",
+        ),
         ExportError::Socket { .. } | ExportError::Thread(_) | ExportError::NoVolume => {
             Refusal::failed(text)
         }

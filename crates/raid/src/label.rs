@@ -168,13 +168,22 @@ pub async fn write(
     label: &Label,
     member: u32,
 ) -> Result<(), DriveError> {
-    let bytes = usable_bytes(drive);
-    for home in DriveLabel::homes(bytes) {
-        let mut copy = DriveLabel::new(label.array, member, bytes, &label.layout);
-        write_record(reactor, drive, &mut copy, label.drive_uuid, home, 1).await?;
-        drive.flush().await?;
+    for home in DriveLabel::homes(usable_bytes(drive)) {
+        write_copy(reactor, drive, label, member, home).await?;
     }
     Ok(())
+}
+
+async fn write_copy(
+    reactor: &Reactor,
+    drive: &Rc<Drive>,
+    label: &Label,
+    member: u32,
+    home: u64,
+) -> Result<(), DriveError> {
+    let mut copy = DriveLabel::new(label.array, member, usable_bytes(drive), &label.layout);
+    write_record(reactor, drive, &mut copy, label.drive_uuid, home, 1).await?;
+    drive.flush().await
 }
 
 /// The first copy that opens; `None` if none does.
@@ -238,19 +247,25 @@ pub async fn answers(reactor: &Reactor, drive: &Rc<Drive>) -> bool {
     false
 }
 
-/// Writes all copies again if some do not open, or say something else: a crash came between them,
-/// or one cannot be read.
+/// Writes those copies again that do not open, or say something else: a crash came between them, or
+/// one cannot be read. One that opens is not touched before those that do not are there again: a
+/// crash may tear it.
 pub async fn heal(
     reactor: &Reactor,
     drive: &Rc<Drive>,
     label: &Label,
     member: u32,
 ) -> Result<(), DriveError> {
+    let mut wrong = Vec::new();
     for home in DriveLabel::homes(usable_bytes(drive)) {
         let copy = read_copy(reactor, drive, home).await.ok().flatten();
         if copy.as_ref() != Some(label) {
-            return write(reactor, drive, label, member).await;
+            wrong.push((copy.is_some(), home));
         }
+    }
+    wrong.sort_unstable();
+    for (_, home) in wrong {
+        write_copy(reactor, drive, label, member, home).await?;
     }
     Ok(())
 }

@@ -483,6 +483,32 @@ fn copies_of_a_label_stand_for_each_other() {
     });
 }
 
+/// A crash may tear what is written: then none in front would be left.
+#[test]
+fn a_copy_of_a_label_that_opens_is_not_written_again() {
+    let steer = Steer::new();
+    run_on(steer.backend(), |reactor| async move {
+        let mut pair = Pair::new(&reactor, Level::Raid5, 3, 512).await;
+        let drives = drives_of(&pair);
+        pair.array.stop().await.unwrap();
+        let mut images = images(&pair, &drives);
+        drives.iter().for_each(|drive| drive.pull());
+        let second = DriveLabel::homes(DRIVE_BYTES)[1];
+        images[1][second as usize..][..100].fill(0x5a);
+        let here = plugged_in(&mut pair, &drives, &images);
+        let written = Rc::new(RefCell::new(Vec::new()));
+        let seen = written.clone();
+        steer.set(move |_, op| {
+            let in_front = offset(op).filter(|at| is_write(op) && *at < 2 * second);
+            seen.borrow_mut().extend(in_front);
+            Fate::Passes
+        });
+        started(&mut pair, here, AssembleOptions::default()).await;
+        assert_eq!(*written.borrow(), [second]);
+        pair.array.stop().await.unwrap();
+    });
+}
+
 #[test]
 fn a_damaged_lease_keeps_nobody_from_its_array() {
     run(|reactor| async move {

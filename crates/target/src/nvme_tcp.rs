@@ -123,6 +123,8 @@ pub struct NvmeTcpExport {
     namespace: u32,
     ports: Ports,
     lines: Lines<Branch>,
+    /// All reactors go by the hosts of `spec`.
+    heard: bool,
 }
 
 impl NvmeTcpExport {
@@ -146,7 +148,8 @@ impl NvmeTcpExport {
         let (namespace, lines) = started?;
         drop(open);
         let spec = ExportSpec { listen: address, ..spec };
-        let export = NvmeTcpExport { spec, namespace, ports: ports.clone(), lines };
+        let ports = ports.clone();
+        let export = NvmeTcpExport { spec, namespace, ports, lines, heard: true };
         export.announce();
         Ok(export)
     }
@@ -207,7 +210,8 @@ impl Export for NvmeTcpExport {
     fn set_access(&mut self, hosts: &[String], secrets: &Secrets) -> Result<(), ExportError> {
         let mut hosts = hosts.to_vec();
         hosts.sort();
-        let is_other = hosts != self.spec.hosts;
+        let is_other = !self.heard || hosts != self.spec.hosts;
+        let before = std::mem::replace(&mut self.spec.hosts, hosts.clone());
         {
             let open = self.ports.open();
             let Some(its) = open.get(&self.spec.listen) else { return Ok(()) };
@@ -225,9 +229,9 @@ impl Export for NvmeTcpExport {
             let all = all.to_vec();
             async move { branch.set_hosts(id, all).await }
         };
-        // Asked again, the same is done once more.
+        self.heard = false;
         self.lines.ask_all_and_wait(set).map_err(|_| ExportError::Unheard)?;
-        let before = std::mem::replace(&mut self.spec.hosts, hosts.clone());
+        self.heard = true;
         self.announce_to(&who_sees(before, hosts));
         Ok(())
     }

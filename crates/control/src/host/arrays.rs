@@ -240,9 +240,9 @@ impl Host {
     /// Notes an array that runs: its drives, its place, its name on this host. A new one that
     /// cannot be noted is stopped: nobody could manage it.
     async fn adopt(&self, core: usize, begun: &Begun, name: &str, forced: bool) -> Answer<()> {
-        let running = Running { uuid: begun.snapshot.uuid, core, pool: begun.pool, forced };
+        let running = Running { uuid: begun.snapshot.uuid, core, pool: begun.pool };
         self.look(|state| state.arrays.insert(running.uuid, running));
-        let noted = self.note_array(begun, name).await;
+        let noted = self.note_array(begun, name, forced).await;
         if noted.is_err()
             && let Err(refusal) = self.stop_running(running).await
         {
@@ -251,7 +251,7 @@ impl Host {
         noted
     }
 
-    async fn note_array(&self, begun: &Begun, name: &str) -> Answer<()> {
+    async fn note_array(&self, begun: &Begun, name: &str, by_force: bool) -> Answer<()> {
         let uuid = begun.snapshot.uuid;
         self.look(|state| state.unavailable.remove(&uuid));
         self.note_given(&begun.snapshot);
@@ -259,13 +259,14 @@ impl Host {
         let before = self.look(|state| state.catalog.arrays.get(&uuid).cloned());
         let epoch = begun.snapshot.epoch;
         let since = came_with(before.as_ref(), epoch);
-        let (drives, on_demand) = before.map(|its| (its.drives, its.on_demand)).unwrap_or_default();
+        let KnownArray { drives, on_demand, forced, .. } = before.unwrap_or_default();
         let known = KnownArray {
             name: name.to_owned(),
             generation: begun.snapshot.generation,
             epoch,
             current: begun.snapshot.current(),
             since,
+            forced: by_force.then(Uuid::new_v4).or(forced),
             taken: 0,
             started: true,
             on_demand,
@@ -355,12 +356,11 @@ impl Host {
     /// Since when the drives have power that an array uses now; `None`: nobody knows.
     pub(super) fn power_cycle(&self, uuid: Uuid) -> Option<PowerCycle> {
         self.look(|state| {
-            if state.arrays.get(&uuid).is_none_or(|its| its.forced) {
-                return None;
-            }
+            let known = state.catalog.arrays.get(&uuid)?;
             let used = state.drives.values();
             let used = used.filter(|its| its.used_by.is_some_and(|(array, _)| array == uuid));
-            power_cycle(used.map(|its| its.device().map(|device| &**device)))
+            let drives = used.map(|its| its.device().map(|device| &**device));
+            power_cycle(&(known.since, known.forced), drives)
         })
     }
 

@@ -503,7 +503,7 @@ fn path_of(device: &OpenDevice, initiator: Initiator) -> Option<RemotePath> {
         has_controller_secret: (target.credentials.as_ref())
             .is_some_and(|its| its.of_controller.is_some()),
         volatile_cache: drive.identity().controller.volatile_cache,
-        tells_power: drive.identity().power.is_some(),
+        tells_power: drive.power().is_some(),
         state,
         connected: report.connected,
         reconnects: report.reconnects,

@@ -32,6 +32,7 @@ use crate::nvme::bounds::Bounds;
 use crate::nvme::chap::Unproven;
 use crate::nvme::command::Status;
 use crate::nvme::pdu::{Digests, Fault};
+use crate::nvme::power_cycle::PowerCycle;
 use crate::nvme::remote::association::Association;
 use crate::nvme::remote::claim::Claim;
 use crate::nvme::remote::keeper::{Station, Work};
@@ -183,6 +184,11 @@ impl Handle {
     /// As it was when it was opened.
     pub fn identity(&self) -> &Identity {
         &self.station.identity
+    }
+
+    /// Since when it had power when it was last connected to; `None`: it did not say.
+    pub fn power(&self) -> Option<PowerCycle> {
+        self.station.power()
     }
 
     /// How reactors reach it.

@@ -12,6 +12,7 @@ use std::time::Duration;
 use ashlar_reactor::buffer::Buffers;
 use ashlar_reactor::executor::{Order, Reactor};
 use ashlar_reactor::nvme::pdu::Digests;
+use ashlar_reactor::nvme::power_cycle::PowerCycle;
 use ashlar_reactor::nvme::remote::{AWAY_MAX, Handle, Offer, Target, Trouble, offers};
 use ashlar_reactor::op::{Device, DeviceId, Errno, LATE, Op, Outcome};
 use ashlar_reactor::prng::Prng;
@@ -324,6 +325,7 @@ fn a_volatile_cache_that_is_known_to_have_had_power_has_lost_nothing() {
         let (op, _) = rig.read((0, 4096));
         assert_eq!(rig.run(op), GONE, "{next:?}");
         assert_eq!(rig.drive.report().lost, Some(Trouble::Forgetful));
+        assert_eq!(rig.drive.power(), PowerCycle::new(next));
         rig.begin_anew();
     }
 }

@@ -47,6 +47,8 @@ pub(crate) struct Namespace {
     hosts: RefCell<Vec<String>>,
     /// Held by all that is done on its volume since `hosts` were set.
     term: RefCell<Rc<()>>,
+    /// The same of before, as far as something is done yet.
+    former: RefCell<Vec<Rc<()>>>,
     under_way: Cell<u32>,
     idle: WaitList,
 }
@@ -68,6 +70,7 @@ impl Namespace {
             part,
             hosts: RefCell::new(spec.hosts.clone()),
             term: RefCell::default(),
+            former: RefCell::default(),
             under_way: Cell::new(0),
             idle: WaitList::default(),
         })
@@ -96,8 +99,13 @@ impl Namespace {
         if all_stay && *self.hosts.borrow() != had {
             return;
         }
-        let before = self.term.replace(Rc::default());
-        self.idle.until(self.disk.reactor(), || Rc::strong_count(&before) == 1).await;
+        self.former.borrow_mut().push(self.term.replace(Rc::default()));
+        let is_over = || {
+            let mut former = self.former.borrow_mut();
+            former.retain(|term| Rc::strong_count(term) > 1);
+            former.is_empty()
+        };
+        self.idle.until(self.disk.reactor(), is_over).await;
     }
 
     pub(crate) fn facts(&self) -> NamespaceFacts {

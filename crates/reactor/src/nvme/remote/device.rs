@@ -8,8 +8,8 @@
 //! |---|---|
 //! | the connection is lost | what was asked is asked again over the next one, in its order |
 //! | a command takes too long, or it says what cannot be | the connection is ended: as above |
-//! | it is lost with completed writes in a volatile cache, perhaps | gone: they may be lost, too |
-//! | the same, and of the next one the [`PowerCycle`] is known to be the same | nothing more |
+//! | the same, with completed writes in a volatile cache, perhaps | gone: they may be lost, too |
+//! | the same, of one that tells its [`PowerCycle`] | gone if the next connection tells another |
 //! | there is no connection for [`AWAY_MAX`], or several in a row achieve nothing | gone |
 //! | another namespace is at its other end | gone |
 //! | it is let go, and has no connection | gone |

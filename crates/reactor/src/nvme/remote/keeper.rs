@@ -26,6 +26,7 @@ use super::association::{Admin, Association, Identity, Link};
 use super::claim::{Claim, locked};
 use super::{KEEP_ALIVE, SIGN_EVERY, Target, Trouble};
 use crate::clock::machine_time;
+use crate::nvme::power_cycle::PowerCycle;
 
 /// With each so manieth of them the namespace is asked for one of its names.
 const LOOK_EVERY: usize = 4;
@@ -82,6 +83,8 @@ pub(super) struct Station {
     forgotten: AtomicBool,
     /// It may grow.
     bytes: AtomicU64,
+    /// When it was last connected to.
+    power: Mutex<Option<PowerCycle>>,
     /// Where threads may run: not on the CPU of a reactor that has them started.
     cpus: Option<CpuSet>,
 }
@@ -90,6 +93,7 @@ impl Station {
     pub(super) fn new(target: Target, association: Association, claim: Claim) -> Station {
         let identity = association.identity().clone();
         let bytes = identity.its.bytes();
+        let power = Mutex::new(identity.power);
         Station {
             target,
             identity,
@@ -97,6 +101,7 @@ impl Station {
             is_let_go: AtomicBool::new(false),
             report: Mutex::default(),
             bytes: AtomicU64::new(bytes),
+            power,
             using: Mutex::new(Some(Using::new(association))),
             forgotten: AtomicBool::new(false),
             cpus: sched_getaffinity(None).ok(),
@@ -124,12 +129,18 @@ impl Station {
             ));
         }
         self.bytes.fetch_max(association.identity().its.bytes(), Ordering::Relaxed);
+        *locked(&self.power) = association.identity().power;
         Ok(association)
     }
 
     /// Bytes that it had when it was last connected to.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Since when it had power when it was last connected to; `None`: it did not say.
+    pub(super) fn power(&self) -> Option<PowerCycle> {
+        *locked(&self.power)
     }
 
     /// A user has given it up.
