@@ -295,12 +295,14 @@ fn outdated(members: &[Member], candidates: &[Candidate], newest: u64) -> Vec<Me
     all.map(|(index, _)| MemberIndex::new(index)).collect()
 }
 
-/// Members that were relied on and have no superblock any more: nobody knows whether they went on
-/// without the others. (Of a copy of before that is so, too, but what came after it is gone.)
+/// Members that were relied on and whose superblocks were written over: nobody knows whether they
+/// went on without the others. (Nor of one whose superblocks cannot be read, as it dies, say; and of
+/// a copy of before, but what came after it is gone.)
 fn silent(members: &[Member], candidates: &[Candidate]) -> Vec<MemberIndex> {
     let is_silent = |member: &Member| {
         member.state == MemberState::Trusted
-            && owner_of(member, candidates).is_some_and(|its| its.superblock.is_none())
+            && owner_of(member, candidates)
+                .is_some_and(|its| its.is_written_over && its.superblock.is_none())
     };
     let all = members.iter().enumerate().filter(|(_, member)| is_silent(member));
     all.map(|(index, _)| MemberIndex::new(index)).collect()

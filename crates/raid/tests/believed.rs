@@ -212,8 +212,6 @@ enum Left {
     BetweenLabelsAndData,
     /// The beginning of another drive of an array, a sector too far.
     Another,
-    /// All but its superblocks.
-    NoSuperblocks,
 }
 
 fn write_over(pair: &Pair, drive: &Rc<Drive>, what: Left) {
@@ -228,7 +226,6 @@ fn write_over(pair: &Pair, drive: &Rc<Drive>, what: Left) {
             write(0, 0x90, areas.superblocks.offset);
             write(areas.data.offset, 0x91, DRIVE_BYTES - (1 << 20) - areas.data.offset);
         }
-        Left::NoSuperblocks => write(areas.superblocks.offset, 0, areas.superblocks.len),
         Left::Another => {
             let all = bytes_of(pair, drive);
             let end = all.len() - (1 << 20);
@@ -277,7 +274,7 @@ fn one_whose_beginning_was_written_over_is_not() {
 #[test]
 fn who_went_on_and_says_nothing_any_more_counts_as_absent() {
     let levels = [(Level::Raid1, 2), (Level::Raid6, 4)];
-    let damages = [Left::All(0), Left::NoSuperblocks];
+    let damages = [Left::All(0), Left::Another];
     let cases = levels.into_iter().flat_map(|its| damages.map(|what| (its, what)));
     for ((level, members), what) in cases {
         run(move |reactor| async move {
