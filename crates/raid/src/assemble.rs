@@ -296,8 +296,8 @@ fn outdated(members: &[Member], candidates: &[Candidate], newest: u64) -> Vec<Me
 }
 
 /// Members that were relied on and whose superblocks were written over: nobody knows whether they
-/// went on without the others. (Nor of one whose superblocks cannot be read, as it dies, say; and of
-/// a copy of before, but what came after it is gone.)
+/// went on without the others. (Nor is that known of one whose superblocks cannot be
+/// read, as it dies, say; nor of a copy of before, but what came after it is gone.)
 fn silent(members: &[Member], candidates: &[Candidate]) -> Vec<MemberIndex> {
     let is_silent = |member: &Member| {
         member.state == MemberState::Trusted
