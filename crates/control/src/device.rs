@@ -16,7 +16,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -182,14 +182,19 @@ impl OpenDevice {
     /// The node that it is attached to, or the drive under its file; `None`: the system does not
     /// say.
     pub fn node(&self) -> Option<usize> {
+        node_of_device(&self.in_sysfs()?)
+    }
+
+    /// Where the system tells of it, or of the drive under its file; `None`: nowhere.
+    pub fn in_sysfs(&self) -> Option<PathBuf> {
         let directory = match self.identity {
             Identity::File { device: number, .. } | Identity::BlockDevice { number } => {
-                format!("/sys/dev/block/{}:{}", major(number), minor(number))
+                block_device(number)
             }
             Identity::Pci { address } => format!("/sys/bus/pci/devices/{address}"),
             Identity::Remote { .. } => return None,
         };
-        node_of_device(&std::fs::canonicalize(directory).ok()?)
+        std::fs::canonicalize(directory).ok()
     }
 
     pub fn medium(&self) -> Medium<'_> {
@@ -341,10 +346,14 @@ pub fn is_for_devices(path: &Path) -> bool {
     path.starts_with("/dev") && !path.starts_with("/dev/shm")
 }
 
+/// Where the system tells of a block device.
+fn block_device(number: u64) -> String {
+    format!("/sys/dev/block/{}:{}", major(number), minor(number))
+}
+
 /// Whether the kernel refuses writes to a block device; it lets root open one all the same.
 fn is_read_only(number: u64) -> bool {
-    let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
-    let flag = std::fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/ro"));
+    let flag = std::fs::read_to_string(format!("{}/ro", block_device(number)));
     flag.is_ok_and(|flag| flag.trim() == "1")
 }
 

@@ -203,6 +203,13 @@ impl State {
         self.drives.insert(name.to_owned(), drive);
     }
 
+    /// Those that an array uses now.
+    fn drives_of(&self, array: Uuid) -> impl Iterator<Item = (&String, &Attached)> {
+        self.drives
+            .iter()
+            .filter(move |(_, its)| its.used_by.is_some_and(|(user, _)| user == array))
+    }
+
     /// What a drive was found to carry.
     fn note_content(&mut self, name: &str, content: Content) {
         let Some(drive) = self.drives.get_mut(name) else { return };

@@ -11,7 +11,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
 
 use crate::api::array::{Array, ArrayState, JournalReplay, Progress, ScrubState};
-use crate::api::export::ExportState;
+use crate::api::export::{ExportCounters, ExportState};
 use crate::api::status::Status;
 use crate::api::traffic::{Requests, Traffic};
 
@@ -222,12 +222,13 @@ impl Page<'_> {
             || status.exports.iter().filter_map(|its| Some((&its.name, its.traffic.as_ref()?)));
         self.traffic("export", "export", known())?;
         // What is not known is left out: a zero would look as if it had begun anew.
-        let counted = status.exports.iter().filter(|its| its.traffic.is_some());
-        let errors = counted.map(|its| (vec![("export", its.name.as_str())], its.counters.errors));
+        let counted = |count: fn(&ExportCounters) -> u64| {
+            let known = status.exports.iter().filter(|its| its.traffic.is_some());
+            known.map(move |its| (vec![("export", its.name.as_str())], count(&its.counters)))
+        };
+        let errors = counted(|its| its.errors);
         self.counter("export_errors", "Requests that were answered with an error", errors)?;
-        let counted = status.exports.iter().filter(|its| its.traffic.is_some());
-        let limited =
-            counted.map(|its| (vec![("export", its.name.as_str())], its.counters.limited));
+        let limited = counted(|its| its.limited);
         self.counter("export_limited", "Requests that had to wait because of a limit", limited)?;
         let states = status.exports.iter().flat_map(|its| {
             EXPORT_STATES.map(|state| {
@@ -413,11 +414,7 @@ mod tests {
             limits: Default::default(),
             queues_active: 1,
             parts: Vec::new(),
-            counters: crate::api::export::ExportCounters {
-                errors: 5,
-                limited: 7,
-                ..Default::default()
-            },
+            counters: ExportCounters { errors: 5, limited: 7, ..Default::default() },
             traffic: Some(traffic.clone()),
             way: None,
             qemu: None,

@@ -9,7 +9,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use ashlar_reactor::nvme::power_cycle::PowerCycle;
-use rustix::fs::{AtFlags, StatxFlags, major, minor, statx};
+use rustix::fs::{AtFlags, StatxFlags, major, statx};
 use uuid::Uuid;
 
 use crate::device::{Identity, OpenDevice};
@@ -42,19 +42,16 @@ fn arrival(drive: &OpenDevice) -> Option<String> {
     match drive.identity {
         // A test: it loses what was not flushed with the daemon.
         _ if drive.lossy => None,
-        Identity::File { device, inode } => {
-            let under = match major(device) {
-                0 => format!("mount {}", mount_of(drive)?),
-                _ => block_device(device)?,
-            };
-            Some(format!("file {inode} {under}"))
+        Identity::File { device, inode } if major(device) == 0 => {
+            Some(format!("file {inode} mount {}", mount_of(drive)?))
         }
-        Identity::BlockDevice { number } => block_device(number),
-        Identity::Pci { address } => {
-            let directory = format!("/sys/bus/pci/devices/{address}");
+        Identity::File { inode, .. } => Some(format!("file {inode} {}", block_device(drive)?)),
+        Identity::BlockDevice { .. } => block_device(drive),
+        Identity::Pci { .. } => {
+            let directory = drive.in_sysfs()?;
             // Nobody has it while no daemon runs: the kernel may take its power away then.
-            let sleeps = std::fs::read_to_string(format!("{directory}/d3cold_allowed")).ok()?;
-            (sleeps.trim() == "0").then(|| entry(Path::new(&directory))).flatten()
+            let sleeps = std::fs::read_to_string(directory.join("d3cold_allowed")).ok()?;
+            if sleeps.trim() == "0" { entry(&directory) } else { None }
         }
         Identity::Remote { .. } => {
             let power = drive.remote()?.power()?;
@@ -63,9 +60,9 @@ fn arrival(drive: &OpenDevice) -> Option<String> {
     }
 }
 
-fn block_device(number: u64) -> Option<String> {
-    let path = format!("/sys/dev/block/{}:{}", major(number), minor(number));
-    let directory = std::fs::canonicalize(path).ok()?;
+/// That it is, or that its file is on.
+fn block_device(drive: &OpenDevice) -> Option<String> {
+    let directory = drive.in_sysfs()?;
     let name = directory.file_name()?.to_string_lossy().into_owned();
     // These stay while what is under them comes and goes.
     let stands_still = name.starts_with("loop") || name.starts_with("nbd");

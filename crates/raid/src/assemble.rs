@@ -278,34 +278,34 @@ fn lacking(members: &[Member], candidates: &[Candidate], newest: u64) -> Vec<Mem
         own.is_some_and(|own| sequence(own) >= newest)
     };
     let keeps = |member: &Member| member.drive.is_some() && member.state != MemberState::Stale;
-    let all = members.iter().enumerate().filter(|(_, its)| keeps(its) && !has_it(its));
+    those(members, |its| keeps(its) && !has_it(its))
+}
+
+fn those(members: &[Member], is_one: impl Fn(&Member) -> bool) -> Vec<MemberIndex> {
+    let all = members.iter().enumerate().filter(|(_, member)| is_one(member));
     all.map(|(index, _)| MemberIndex::new(index)).collect()
 }
 
 /// Members that are to be read, but whose drives hold a copy of before, or were written over.
 /// `newest`: the generation that says so.
 fn outdated(members: &[Member], candidates: &[Candidate], newest: u64) -> Vec<MemberIndex> {
-    let is_outdated = |member: &Member| {
+    those(members, |member| {
         let owner = owner_of(member, candidates);
         member.state != MemberState::Stale
             && owner
                 .is_some_and(|its| its.is_written_over || member.own.is_outdated(its.slots, newest))
-    };
-    let all = members.iter().enumerate().filter(|(_, member)| is_outdated(member));
-    all.map(|(index, _)| MemberIndex::new(index)).collect()
+    })
 }
 
 /// Members that were relied on and whose superblocks were written over: nobody knows whether they
-/// went on without the others. (Nor is that known of one whose superblocks cannot be
-/// read, as it dies, say; nor of a copy of before, but what came after it is gone.)
+/// went on without the others. (Nor is that known of one whose superblocks cannot be read, as it
+/// dies, say; nor of a copy of before, but what came after it is gone.)
 fn silent(members: &[Member], candidates: &[Candidate]) -> Vec<MemberIndex> {
-    let is_silent = |member: &Member| {
+    those(members, |member| {
         member.state == MemberState::Trusted
             && owner_of(member, candidates)
                 .is_some_and(|its| its.is_written_over && its.superblock.is_none())
-    };
-    let all = members.iter().enumerate().filter(|(_, member)| is_silent(member));
-    all.map(|(index, _)| MemberIndex::new(index)).collect()
+    })
 }
 
 /// What such members lack nobody knows: they are filled anew. If the others cannot stand for them,
@@ -320,27 +320,28 @@ fn distrust(
     if outdated.is_empty() {
         return Ok(false);
     }
-    let spare = match survives_without(layout, members, outdated) {
-        true => outdated.to_vec(),
-        false if options.force => dispensable(layout, members, outdated),
-        false => Vec::new(),
-    };
-    for index in &spare {
+    if !options.force && !survives_without(layout, members, outdated) {
+        return Err(needed(members, outdated, candidates));
+    }
+    let dispensable = dispensable(layout, members, outdated);
+    for index in &dispensable {
         let member = &mut members[index.index()];
         member.become_stale();
         member.catches_up = false;
     }
-    if options.force || !spare.is_empty() {
-        return Ok(!spare.is_empty());
-    }
+    Ok(!dispensable.is_empty())
+}
+
+/// The others cannot stand for them.
+fn needed(members: &[Member], outdated: &[MemberIndex], candidates: &[Candidate]) -> AssembleError {
     let owner = |index: &MemberIndex| owner_of(&members[index.index()], candidates);
     let owned = || outdated.iter().filter_map(|index| Some((*index, owner(index)?)));
     let name = |its: &Candidate| its.drive.name().to_owned();
     if let Some((member, its)) = owned().find(|(_, its)| its.is_written_over) {
-        return Err(AssembleError::WrittenOver { drive: name(its), member });
+        return AssembleError::WrittenOver { drive: name(its), member };
     }
     let (member, its) = owned().next().expect("they are here");
-    Err(AssembleError::CopyOfBefore { drive: name(its), member })
+    AssembleError::CopyOfBefore { drive: name(its), member }
 }
 
 /// Those of them whose sets can do without all of them in it.

@@ -346,20 +346,14 @@ impl Host {
 
     /// Names of attached drives that an array uses now.
     pub(super) fn drives_of(&self, uuid: Uuid) -> Vec<String> {
-        self.look(|state| {
-            let used = state.drives.iter();
-            let used = used.filter(|(_, d)| d.used_by.is_some_and(|(array, _)| array == uuid));
-            used.map(|(name, _)| name.clone()).collect()
-        })
+        self.look(|state| state.drives_of(uuid).map(|(name, _)| name.clone()).collect())
     }
 
     /// Since when the drives have power that an array uses now; `None`: nobody knows.
     pub(super) fn power_cycle(&self, uuid: Uuid) -> Option<PowerCycle> {
         self.look(|state| {
             let known = state.catalog.arrays.get(&uuid)?;
-            let used = state.drives.values();
-            let used = used.filter(|its| its.used_by.is_some_and(|(array, _)| array == uuid));
-            let drives = used.map(|its| its.device().map(|device| &**device));
+            let drives = state.drives_of(uuid).map(|(_, its)| its.device().map(AsRef::as_ref));
             power_cycle(&(known.since, known.forced), drives)
         })
     }

@@ -202,12 +202,16 @@ fn is_deleted(drive: &Drive, kept: Option<&Array>) -> String {
 
 /// It is another host's, and the way there ended.
 fn is_lost(drive: &Drive) -> bool {
-    let path = drive.path.as_ref();
-    path.is_some_and(|path| matches!(path.state, PathState::Lost | PathState::Another))
+    is_another(drive) || has_path(drive, PathState::Lost)
 }
 
+/// The same, and another namespace answers at its address.
 fn is_another(drive: &Drive) -> bool {
-    drive.path.as_ref().is_some_and(|path| path.state == PathState::Another)
+    has_path(drive, PathState::Another)
+}
+
+fn has_path(drive: &Drive, state: PathState) -> bool {
+    drive.path.as_ref().is_some_and(|path| path.state == state)
 }
 
 /// Since its array was started.
